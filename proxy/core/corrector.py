@@ -1,0 +1,251 @@
+"""One stream's life: chunks in, whole events out, the last one under its right name."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from proxy.core.event_stream import EventStreamDecoder, Fragment, encode_event, parse_event
+from proxy.core.json_edit import decode_string, set_member
+from proxy.core.responses import (
+    FAILED,
+    Terminal,
+    is_done_marker,
+    judge,
+    may_be_terminal,
+    read_payload,
+)
+
+if TYPE_CHECKING:
+    from proxy.core.responses import Payload
+
+__all__ = ["Corrector", "Mode"]
+
+
+class Mode(StrEnum):
+    """What is done with a stream: corrected, only looked at, or not even that."""
+
+    ON = "on"
+    OBSERVE = "observe"
+    OFF = "off"
+
+
+class Corrector:
+    """Correct one event stream: feed it chunks, send what it returns, finish it.
+
+    ``feed`` returns whole events only, joined as they came together.  After the terminal
+    event only ``[DONE]``, comments and blank lines pass: clients wait for the end of the
+    body and are confused by further events.  With ``Mode.OBSERVE`` the same is seen and
+    counted, and the bytes pass as they came.
+    """
+
+    __slots__ = (
+        "_decoder",
+        "_error",
+        "_last_numbered",
+        "_observe",
+        "_snapshot",
+        "contradiction",
+        "done",
+        "dropped_events",
+        "events",
+        "has_ids",
+        "terminal",
+    )
+
+    def __init__(self, mode: Mode = Mode.ON, *, max_event_bytes: int = 64 * 1024 * 1024) -> None:
+        self._observe = mode is not Mode.ON
+        self._decoder = EventStreamDecoder(max_event_bytes)
+        self._last_numbered = b""  # the last bytes that hold a sequence number; read when asked
+        self._snapshot: Payload | None = None
+        self._error: Payload | None = None
+        self.terminal: Terminal | None = None
+        self.contradiction = False
+        self.done = False
+        self.events = 0
+        self.dropped_events = 0
+        self.has_ids = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the terminal event has come."""
+        return self.terminal is not None
+
+    @property
+    def corrected(self) -> bool:
+        """Whether the terminal event came under a wrong name."""
+        return self.terminal is not None and self.terminal.corrected
+
+    @property
+    def overlong_events(self) -> int:
+        """How many events were longer than the limit and passed unjudged."""
+        return self._decoder.overlong_events
+
+    @property
+    def between_events(self) -> bool:
+        """Whether what was sent so far ends with a whole event."""
+        return not self._decoder.in_fragments
+
+    @property
+    def response_id(self) -> str | None:
+        """The id of the response, once an event has told it."""
+        return self._snapshot.response_id if self._snapshot else None
+
+    @property
+    def model(self) -> str | None:
+        """The model's name, once an event has told it."""
+        return self._snapshot.model if self._snapshot else None
+
+    @property
+    def status(self) -> str | None:
+        """The status that the last response object says."""
+        return self._snapshot.status if self._snapshot else None
+
+    @property
+    def response(self) -> bytes | None:
+        """The text of the response object last seen, or None before ``response.created``."""
+        if self._snapshot is None or self._snapshot.response is None:
+            return None
+        return bytes(self._snapshot.response)
+
+    @property
+    def last_sequence_number(self) -> int | None:
+        """The number of the last event that has one."""
+        decoder = EventStreamDecoder(keep_bom=True)
+        for block in reversed(decoder.feed(self._last_numbered)):
+            payload = read_payload(parse_event(block).payload())
+            if payload is not None and payload.sequence_number is not None:
+                return payload.sequence_number
+        return None
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take what upstream sent and return what is to be sent: whole events, maybe none."""
+        # Most chunks are one whole event that says nothing of the response: they pass as they
+        # are, without a copy and without a look at their JSON.
+        if (
+            self._decoder.plain
+            and self.terminal is None
+            and chunk.endswith(b"\n\n")
+            and b"\r" not in chunk
+            and not self._is_telling(chunk)
+        ):
+            self.events += chunk.count(b"\n\n")
+            if b"sequence_number" in chunk:
+                self._last_numbered = chunk
+            return chunk
+        out = b"".join(map(self._take, self._decoder.feed(chunk)))
+        return chunk if self._observe else out
+
+    def finish(self) -> bytes:
+        """Take the end of upstream's body and return what is to be sent before ours.
+
+        An event without its blank line is completed if it is terminal and its JSON whole;
+        behind the terminal event the rest passes as it came, anything else is dropped: no
+        client would dispatch it.
+        """
+        rest = self._decoder.take_rest()
+        if not rest or self._observe:
+            return b""
+        if self.terminal is not None:
+            return self._take_after_end(rest)
+        ending = b"\r\n" if b"\r\n" in rest else b"\r" if rest.endswith(b"\r") else b"\n"
+        block = rest + (ending if rest.endswith((b"\n", b"\r")) else ending * 2)
+        terminal = judge(block)
+        if terminal is None or terminal.payload is None:
+            return b""
+        return self._take(block)
+
+    def fail(self, message: str, *, code: str = "server_error") -> bytes:
+        """End a stream that upstream did not end: return the ``response.failed`` to be sent.
+
+        The response object is the last one seen, every byte kept but ``status`` and ``error``;
+        after an upstream ``error`` event its code and message say what happened.  Empty if the
+        stream has ended already or no response was created, since then nothing can fail.
+        """
+        response = self.response
+        if self.terminal is not None or response is None:
+            return b""
+        code, message = self._blame(code, message)
+        error = msgspec.json.encode({"code": code, "message": message})
+        response = set_member(response, "status", b'"failed"')
+        response = set_member(response, "error", error)
+        number = self.last_sequence_number
+        payload = b'{"response":%b,"sequence_number":%d,"type":"%b"}' % (
+            response,
+            0 if number is None else number + 1,
+            FAILED.encode(),
+        )
+        # An over-long event that was handed out in part must not swallow this one.
+        lead = b"\n\n" if self._decoder.in_fragments else b""
+        self._decoder.take_rest()
+        block = encode_event(FAILED.encode(), payload)
+        self._take(block)
+        return lead + block
+
+    def _blame(self, code: str, message: str) -> tuple[str, str]:
+        """Prefer what an upstream ``error`` event said to what the proxy saw."""
+        if self._error is None:
+            return code, message
+        told = self._error
+        if told.error is None:
+            return told.code or code, told.message or message
+        inner = read_payload(bytes(told.error))
+        if inner is None:  # "error": "some words", as vLLM's 401 has it
+            return code, decode_string(told.error) or message
+        return inner.code or code, inner.message or message
+
+    def _is_telling(self, chunk: bytes) -> bool:
+        """Whether a chunk may hold a terminal event, a response object, an error or an id."""
+        return (
+            b'"response"' in chunk
+            or may_be_terminal(chunk)
+            or b"error" in chunk
+            or b"\nid" in chunk
+            or chunk.startswith(b"id")
+        )
+
+    def _take(self, block: bytes) -> bytes:
+        """Look at one block and return it as it is to be sent."""
+        if isinstance(block, Fragment):
+            return block
+        if self.terminal is not None:
+            return self._take_after_end(block)
+        if may_be_terminal(block) and (terminal := judge(block)) is not None:
+            self.events += 1
+            self.terminal = terminal
+            self.contradiction = terminal.contradiction
+            self._last_numbered = block
+            if terminal.payload is not None and terminal.payload.response is not None:
+                self._snapshot = terminal.payload
+            return terminal.raw
+        event = parse_event(block)
+        if event.has_id:
+            self.has_ids = True
+        if not event.data:
+            return block
+        self.events += 1
+        if b"sequence_number" in block:
+            self._last_numbered = block
+        if b'"response"' in block or b"error" in block or b"\\u" in block:
+            self._remember(event.name_value, read_payload(event.payload()))
+        return block
+
+    def _remember(self, name: bytes | None, payload: Payload | None) -> None:
+        if payload is None:
+            return
+        if payload.response is not None:
+            self._snapshot = payload
+        elif (payload.type or (name or b"").decode("utf-8", "replace")) == "error":
+            self._error = payload
+
+    def _take_after_end(self, block: bytes) -> bytes:
+        event = parse_event(block)
+        if not event.data:
+            return block
+        if is_done_marker(event):
+            self.done = True
+            return block
+        self.dropped_events += 1
+        return b""

@@ -1,0 +1,245 @@
+"""Bytes of an event stream to whole events, without losing a byte.
+
+The grammar is WHATWG HTML, section 9.2.5 and 9.2.6, on bytes: lines end in LF, CRLF or CR,
+a blank line ends an event.  Everything here keeps the bytes as they came: an event is its
+raw block, blank line included, and what a field means is found by spans into that block.
+
+Decoding is two steps, as the standard has it: ``EventStreamDecoder`` cuts chunks into
+blocks, ``parse_event`` finds the fields of one block.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Event", "EventStreamDecoder", "Fragment", "encode_event", "fields", "parse_event"]
+
+BOM = b"\xef\xbb\xbf"
+
+# A line's end and a blank line's end behind it.  A CR before an LF must not match alone,
+# or every CRLF would be two line ends.
+_BLANK_LINE = re.compile(rb"(?:\r\n|\r(?!\n)|\n)(?:\r\n?|\n)")
+_LINE_END = re.compile(rb"\r\n?|\n")
+_LF, _CR, _COLON, _SPACE = b"\n\r: "
+
+
+class Fragment(bytes):
+    """A piece of an event that is longer than the limit: to be passed on, not to be judged."""
+
+    __slots__ = ()
+
+
+class EventStreamDecoder:
+    """Cut the chunks of one event stream into blocks that each end with their blank line.
+
+    A block is whole at its blank line's CR; an LF that comes directly after belongs to it and
+    is returned as a block of its own if it comes later.  A BOM at the start is dropped unless
+    ``keep_bom``.  An event longer than ``max_event_bytes`` comes out as ``Fragment`` pieces,
+    so what is held never grows past the limit plus one chunk.
+    """
+
+    __slots__ = (
+        "_after_cr",
+        "_buffer",
+        "_has_cr",
+        "_in_fragments",
+        "_max_event_bytes",
+        "_scanned",
+        "_start",
+        "overlong_events",
+    )
+
+    def __init__(self, max_event_bytes: int = 64 * 1024 * 1024, *, keep_bom: bool = False) -> None:
+        self._buffer = bytearray()
+        self._scanned = 0  # no blank line ends before this place of the buffer
+        self._has_cr = False
+        self._after_cr = False  # the last block ended in a CR: an LF may follow
+        self._start = not keep_bom
+        self._max_event_bytes = max_event_bytes
+        self._in_fragments = False
+        self.overlong_events = 0
+
+    @property
+    def rest(self) -> bytes:
+        """The bytes of the block that has not ended yet."""
+        return bytes(self._buffer)
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether everything so far was handed out as whole blocks."""
+        return not self._buffer and not self._in_fragments and not self._start
+
+    @property
+    def plain(self) -> bool:
+        """Whether a chunk of whole LF-ended blocks may bypass ``feed`` without harm."""
+        return not (self._buffer or self._in_fragments or self._start or self._after_cr)
+
+    @property
+    def in_fragments(self) -> bool:
+        """Whether an over-long event was handed out in part and has not ended yet."""
+        return self._in_fragments
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the blocks that ``chunk`` completes, in order, each with its blank line."""
+        blocks: list[bytes] = []
+        buffer = self._buffer
+        buffer += chunk
+        if self._start and not self._drop_bom():
+            return blocks
+        if self._after_cr and buffer:
+            self._after_cr = False
+            if buffer[0] == _LF:
+                blocks.append(b"\n")
+                del buffer[0]
+        if not self._has_cr:
+            self._has_cr = b"\r" in chunk
+        begin = 0
+        while (end := self._find_end(begin)) >= 0:
+            block = bytes(memoryview(buffer)[begin:end])
+            if self._in_fragments:
+                self._in_fragments = False
+                block = Fragment(block)
+            elif len(block) > self._max_event_bytes:  # however few reads it came in
+                self.overlong_events += 1
+                block = Fragment(block)
+            blocks.append(block)
+            begin = end
+        if begin:
+            del buffer[:begin]
+            self._after_cr = not buffer and blocks[-1].endswith(b"\r")
+            self._has_cr = b"\r" in buffer
+        # A blank line may begin in the last three bytes: LF, or CR LF CR.
+        self._scanned = max(0, len(buffer) - 3)
+        if len(buffer) > self._max_event_bytes:
+            blocks.append(self._take_fragment())
+        return blocks
+
+    def take_rest(self) -> bytes:
+        """Return what is left at the end of the stream and forget it."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        self._scanned = 0
+        return rest
+
+    def _drop_bom(self) -> bool:
+        """Drop a BOM at the very start; False while too few bytes came to tell."""
+        buffer = self._buffer
+        if len(buffer) < len(BOM) and BOM.startswith(buffer):
+            return False
+        if buffer.startswith(BOM):
+            del buffer[: len(BOM)]
+        self._start = False
+        return True
+
+    def _find_end(self, begin: int) -> int:
+        """Tell where the block that begins at ``begin`` ends, or -1."""
+        buffer = self._buffer
+        if begin < len(buffer) and buffer[begin] in (_LF, _CR) and not self._in_fragments:
+            match = _LINE_END.match(buffer, begin)
+            return match.end() if match else -1
+        scan = max(begin, self._scanned)
+        if not self._has_cr:
+            found = buffer.find(b"\n\n", scan)
+            return found + 2 if found >= 0 else -1
+        match = _BLANK_LINE.search(buffer, scan)
+        return match.end() if match else -1
+
+    def _take_fragment(self) -> Fragment:
+        """Hand out an over-long event's bytes so far, but for those that may begin its end."""
+        buffer = self._buffer
+        if not self._in_fragments:
+            self._in_fragments = True
+            self.overlong_events += 1
+        keep = 3
+        piece = Fragment(memoryview(buffer)[:-keep])
+        del buffer[:-keep]
+        self._scanned = 0
+        return piece
+
+
+class Event(NamedTuple):
+    """One block and where its fields stand in it.
+
+    ``name`` is the span of the last ``event`` field's value, if there is one; ``data`` the
+    spans of the ``data`` fields' values in order; ``has_id`` whether an ``id`` field is there.
+    A block without data dispatches nothing.
+    """
+
+    raw: bytes
+    name: tuple[int, int] | None
+    data: tuple[tuple[int, int], ...]
+    has_id: bool
+
+    @property
+    def name_value(self) -> bytes | None:
+        """The event's name as its field says, or None."""
+        return self.raw[self.name[0] : self.name[1]] if self.name else None
+
+    def payload(self) -> bytes:
+        """Return the data as a client reads it: the values of all lines, joined by LF."""
+        if len(self.data) == 1:
+            begin, end = self.data[0]
+            return self.raw[begin:end]
+        return b"\n".join(self.raw[begin:end] for begin, end in self.data)
+
+    def place(self, offset: int) -> int:
+        """Tell where in the block the byte stands that has this offset in ``payload()``."""
+        for begin, end in self.data:
+            if offset <= end - begin:
+                return begin + offset
+            offset -= end - begin + 1
+        raise IndexError("the offset lies behind the payload")
+
+
+def fields(block: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield each field of a block as (name, begin, end) of its value; comments are left out.
+
+    Section 9.2.6: the first colon separates, one space after it is not part of the value, a
+    line without a colon is a field with an empty value.
+    """
+    has_cr = b"\r" in block
+    begin = 0
+    size = len(block)
+    while begin < size:
+        if has_cr:
+            match = _LINE_END.search(block, begin)
+            end, following = match.span() if match else (size, size)
+        else:
+            end = block.find(b"\n", begin)
+            end = size if end < 0 else end
+            following = end + 1
+        if end > begin and block[begin] != _COLON:
+            colon = block.find(b":", begin, end)
+            if colon < 0:
+                yield block[begin:end], end, end
+            else:
+                value = colon + 1
+                if value < end and block[value] == _SPACE:
+                    value += 1
+                yield block[begin:colon], value, end
+        begin = following
+
+
+def parse_event(block: bytes) -> Event:
+    """Find the fields of one block that matter to a relay."""
+    name: tuple[int, int] | None = None
+    data: list[tuple[int, int]] = []
+    has_id = False
+    for field, begin, end in fields(block):
+        if field == b"data":
+            data.append((begin, end))
+        elif field == b"event":
+            name = (begin, end)
+        elif field == b"id":
+            has_id = True
+    return Event(block, name, tuple(data), has_id)
+
+
+def encode_event(name: bytes, payload: bytes) -> bytes:
+    """Write an event as vLLM does; a payload of several lines becomes several data lines."""
+    lines = payload.replace(b"\n", b"\ndata: ")
+    return b"event: %b\ndata: %b\n\n" % (name, lines)

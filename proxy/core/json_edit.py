@@ -1,0 +1,150 @@
+"""Replace one member of a JSON text and keep every other byte.
+
+A payload may be 16 MB of logprobs, so no Python objects are built from it: msgspec checks
+the grammar and cuts the top level into raw members (``msgspec.Raw``), and the lengths of
+these say where each member stands.  Of repeated keys the last one counts, as JSON parsers
+have it (RFC 8259, section 4, leaves it open; every client reads it so).
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+__all__ = ["NotAnObjectError", "decode_string", "member_spans", "readable", "set_member"]
+
+_WHITESPACE = re.compile(rb"[ \t\r\n]*")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_SCALAR = re.compile(rb"[^,\]} \t\r\n]+")
+_STRUCTURE = re.compile(rb'["{}\[\]]')
+# A pair of surrogates, one alone, or any other escape.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|u[dD][89a-fA-F][0-9a-fA-F]{2}|.)",
+    re.DOTALL,
+)
+_LONE_SURROGATE_LENGTH = 6
+_QUOTE, _COMMA, _CLOSE = b'",}'
+_raw_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_string = msgspec.json.Decoder(str)
+
+
+class NotAnObjectError(ValueError):
+    """The text is not one JSON object in UTF-8."""
+
+
+def readable(text: bytes) -> bytes:
+    """Return ``text`` in a form of the same length that msgspec can read.
+
+    msgspec refuses escaped lone surrogates, which JSON's grammar allows and the clients take;
+    they are masked by U+FFFD.  Raises ``NotAnObjectError`` if the text is not UTF-8.
+    """
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            raise NotAnObjectError("the text is not UTF-8") from error
+    if b"\\ud" in text or b"\\uD" in text:
+        return _ESCAPE.sub(_mask_lone_surrogate, text)
+    return text
+
+
+def _mask_lone_surrogate(match: re.Match[bytes]) -> bytes:
+    return rb"\ufffd" if len(match[0]) == _LONE_SURROGATE_LENGTH else match[0]
+
+
+def decode_string(text: bytes | memoryview | msgspec.Raw) -> str | None:
+    """Return the string that a JSON value is, or None if it is something else."""
+    try:
+        return _string.decode(text)
+    except msgspec.MsgspecError:
+        return None
+
+
+def member_spans(text: bytes) -> dict[str, tuple[int, int]]:
+    """Tell where the value of each member of a JSON object begins and ends.
+
+    Of a repeated key the last member's span is given.  Raises ``NotAnObjectError`` if the
+    text is not exactly one JSON object.
+    """
+    text = readable(text)
+    try:
+        members = _raw_members.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise NotAnObjectError(f"the text is not a JSON object: {error}") from error
+    spans: dict[str, tuple[int, int]] = {}
+    position = _skip_whitespace(text, _skip_whitespace(text, 0) + 1)
+    while text[position] != _CLOSE:
+        key_end = _end_of_string(text, position)
+        key = _string.decode(memoryview(text)[position:key_end])
+        begin = _skip_whitespace(text, _skip_whitespace(text, key_end) + 1)
+        end = _end_of_value(text, begin, members[key])
+        spans[key] = (begin, end)
+        position = _skip_whitespace(text, end)
+        if text[position] == _COMMA:
+            position = _skip_whitespace(text, position + 1)
+    return spans
+
+
+def _skip_whitespace(text: bytes, position: int) -> int:
+    match = _WHITESPACE.match(text, position)
+    return match.end() if match else position
+
+
+def _end_of_string(text: bytes, begin: int) -> int:
+    match = _STRING.match(text, begin)
+    if match is None:  # pragma: no cover - the grammar was checked before
+        raise NotAnObjectError("a string has no end")
+    return match.end()
+
+
+def _end_of_value(text: bytes, begin: int, raw: msgspec.Raw) -> int:
+    """Tell where the value at ``begin`` ends, which ``raw`` is unless its key is repeated.
+
+    A whole JSON value that stands here and is followed by a comma or the closing brace is
+    the value: no other value can begin with it and go on so.
+    """
+    view = memoryview(raw)
+    end = begin + len(view)
+    if text.startswith(view, begin) and text[_skip_whitespace(text, end)] in b",}":
+        return end
+    return _skip_value(text, begin)
+
+
+def _skip_value(text: bytes, begin: int) -> int:
+    """Tell where the value at ``begin`` ends, by its structure; the grammar is known to hold."""
+    first = text[begin]
+    if first == _QUOTE:
+        return _end_of_string(text, begin)
+    if first not in b"{[":
+        match = _SCALAR.match(text, begin)
+        return match.end() if match else begin
+    depth = 0
+    position = begin
+    while match := _STRUCTURE.search(text, position):
+        position = match.end()
+        mark = match[0]
+        if mark == b'"':
+            position = _end_of_string(text, match.start())
+        elif mark in b"{[":
+            depth += 1
+        else:
+            depth -= 1
+            if depth == 0:
+                return position
+    raise NotAnObjectError("a value has no end")  # pragma: no cover - the grammar was checked
+
+
+def set_member(text: bytes, key: str, value: bytes) -> bytes:
+    """Return the object with the member's value replaced, or with the member added at its end.
+
+    ``value`` is JSON text.  Raises ``NotAnObjectError`` if the text is no JSON object.
+    """
+    spans = member_spans(text)
+    if key in spans:
+        begin, end = spans[key]
+        return text[:begin] + value + text[end:]
+    end = text.rindex(b"}")
+    comma = b"," if spans else b""
+    return b"%b%b%b:%b%b" % (text[:end], comma, msgspec.json.encode(key), value, text[end:])
