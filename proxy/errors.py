@@ -1,0 +1,68 @@
+"""Errors of the proxy's own, in OpenAI's shape.
+
+LastwordError
+ ├─ SettingsError          what was asked for at start cannot be; the sentence says what can
+ └─ RequestError           a request that the proxy answers itself, with a status
+     ├─ BadRequestError     400, 413, 431, 508: the client's request as it stands
+     └─ UpstreamError       502, 503, 504: upstream, or the proxy, cannot serve it now
+"""
+
+from __future__ import annotations
+
+import json
+
+__all__ = [
+    "BadRequestError",
+    "LastwordError",
+    "RequestError",
+    "SettingsError",
+    "UpstreamError",
+    "error_body",
+]
+
+_SERVER_ERROR = 500
+
+
+class LastwordError(Exception):
+    """The root of all errors that the proxy raises itself."""
+
+
+class SettingsError(LastwordError):
+    """A setting is wrong or things do not fit together; the message says what is allowed."""
+
+
+class RequestError(LastwordError):
+    """A request that the proxy answers itself: ``status`` and an OpenAI-shaped body."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.headers = headers
+
+    def body(self) -> bytes:
+        """Return the JSON body that says what happened and what to do."""
+        return error_body(self.status, self.message, self.param)
+
+
+class BadRequestError(RequestError):
+    """The request cannot be passed on as it stands."""
+
+
+class UpstreamError(RequestError):
+    """Upstream could not be asked or gave no usable answer."""
+
+
+def error_body(status: int, message: str, param: str | None = None) -> bytes:
+    """Write an error as vLLM and OpenAI do: ``{"error": {message, type, param, code}}``."""
+    kind = "server_error" if status >= _SERVER_ERROR else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": param, "code": status}
+    return json.dumps({"error": error}, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,0 +1,175 @@
+"""Every setting, once: a field here, an option of ``serve``, a ``LASTWORD_`` variable."""
+
+from __future__ import annotations
+
+import ipaddress
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from proxy.core.corrector import Mode
+from proxy.errors import SettingsError
+
+__all__ = ["Background", "OnLostUpstream", "Settings", "load_settings"]
+
+MIB = 1024 * 1024
+
+
+class Background(StrEnum):
+    """Who runs background responses and keeps their events."""
+
+    AUTO = "auto"
+    UPSTREAM = "upstream"
+    PROXY = "proxy"
+    PASS = "pass"  # noqa: S105 - a mode's name, no password
+
+
+class OnLostUpstream(StrEnum):
+    """How a direct stream ends that upstream did not end."""
+
+    FAILED_CUT = "failed_cut"
+    FAILED = "failed"
+    ABORT = "abort"
+
+
+def _origin(value: str) -> str:
+    """Accept http(s)://host[:port][/prefix]; a request's path is appended to the prefix."""
+    parts = urlsplit(value)
+    try:
+        port_ok = parts.port is None or parts.port > 0
+    except ValueError:
+        port_ok = False
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or not port_ok
+        or parts.query
+        or parts.fragment
+        or "?" in value
+        or "#" in value
+        or parts.username is not None
+        or any(ord(character) <= 0x20 or ord(character) > 0x7E for character in value)  # noqa: PLR2004 - ASCII's edges
+    ):
+        raise ValueError(
+            "must be http://HOST[:PORT] or https://HOST[:PORT], optionally with a path prefix,"
+            " without query, fragment or user"
+        )
+    return value.rstrip("/")
+
+
+def _networks(value: str) -> str:
+    for part in filter(None, (piece.strip() for piece in value.split(","))):
+        try:
+            ipaddress.ip_network(part, strict=False)
+        except ValueError as error:
+            raise ValueError(
+                f"{part!r} is not an IP address or network such as 10.0.0.0/8"
+            ) from error
+    return value
+
+
+def _path_prefix(value: str) -> str:
+    if value and (not value.startswith("/") or value.endswith("/")):
+        raise ValueError("must begin with a slash and not end with one, such as /llm")
+    return value
+
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(ge=0)]
+Bytes = Annotated[int, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """What an operator can set.  Times are seconds and may be fractions; sizes are bytes."""
+
+    model_config = SettingsConfigDict(env_prefix="LASTWORD_", frozen=True, extra="forbid")
+
+    upstream: Annotated[str, AfterValidator(_origin)] = Field(
+        description="vLLM's address, such as http://127.0.0.1:8000; a path in it is a prefix."
+    )
+    host: str = Field("127.0.0.1", min_length=1, description="Address the traffic port binds.")
+    port: Port = Field(8080, description="Traffic port; 0 takes a free one.")
+    admin_host: str = Field("127.0.0.1", min_length=1, description="Address of the admin port.")
+    admin_port: Port = Field(8081, description="Admin port (/livez, /metrics); 0 takes a free one.")
+    correct: Mode = Field(
+        Mode.ON,
+        description="on corrects streams, observe only counts what it would correct, off looks at"
+        " nothing. A request's Lastword-Correct header overrides it.",
+    )
+    background: Background = Field(
+        Background.PASS,
+        description="Who keeps background responses; only pass (vLLM does) is built in yet.",
+    )
+    store: str = Field(
+        "memory:", description="Where copies of background responses are kept; not used by pass."
+    )
+    path_prefix: Annotated[str, AfterValidator(_path_prefix)] = Field(
+        "", description="What stands before /v1/responses in the paths that clients use."
+    )
+    upstream_host: Literal["preserve", "upstream"] = Field(
+        "preserve", description="Send the client's Host header up, or upstream's own name."
+    )
+    upstream_ca_file: Path | None = Field(
+        None, description="PEM file of the authorities that an https upstream is verified with."
+    )
+    trusted_proxies: Annotated[str, AfterValidator(_networks)] = Field(
+        "", description="Comma-separated networks whose X-Forwarded-* headers are appended to."
+    )
+    on_lost_upstream: OnLostUpstream = Field(
+        OnLostUpstream.FAILED_CUT,
+        description="How a stream ends that vLLM does not end: failed_cut sends response.failed"
+        " and cuts the connection, failed ends it cleanly, abort only cuts.",
+    )
+    connect_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        5.0, description="How long connecting to upstream may take."
+    )
+    upstream_idle_s: Seconds = Field(
+        600.0, description="How long upstream may be silent before its answer is given up; 0 = off."
+    )
+    upstream_keepalive_s: Annotated[float, Field(gt=0)] = Field(
+        4.0, description="How long an idle upstream connection is kept; below vLLM's own 5 s."
+    )
+    max_request_body_bytes: Bytes = Field(
+        64 * MIB, description="Largest request body; a larger one is 413."
+    )
+    max_event_bytes: Bytes = Field(
+        64 * MIB, description="Largest event that is looked at; a longer one passes uncorrected."
+    )
+    shutdown_grace_s: Seconds = Field(
+        25.0, description="How long running streams may go on after SIGTERM."
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="auto is console on a terminal and json elsewhere."
+    )
+
+    @field_validator("background")
+    @classmethod
+    def _background_is_built(cls, value: Background) -> Background:
+        if value is not Background.PASS:
+            raise ValueError(f"{value} is not there yet; use pass, which leaves it to vLLM")
+        return value
+
+
+def load_settings(**given: object) -> Settings:
+    """Return the settings from options, then environment, then defaults.
+
+    Raises ``SettingsError`` with one line per wrong value that says what is allowed.
+    """
+    try:
+        return Settings(**given)  # type: ignore[arg-type]  # pydantic checks and converts
+    except ValidationError as error:
+        lines = [_explain(item["loc"], item["msg"], item["type"]) for item in error.errors()]
+        raise SettingsError("\n".join(lines)) from error
+
+
+def _explain(location: tuple[int | str, ...], message: str, kind: str) -> str:
+    name = str(location[0]) if location else "settings"
+    option = f"--{name.replace('_', '-')} (LASTWORD_{name.upper()})"
+    if kind == "missing":
+        return f"{option} is missing"
+    message = message.removeprefix("Value error, ").removeprefix("Input should be ")
+    return f"{option}: {message}"

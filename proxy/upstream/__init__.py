@@ -1,0 +1,1 @@
+"""Talking to vLLM: one fixed origin, nothing invented, errors told apart."""

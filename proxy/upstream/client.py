@@ -1,0 +1,122 @@
+"""Ask vLLM: one request up, its response's head down, failures as the proxy's own errors."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING, Protocol, cast
+from urllib.parse import urlsplit
+
+import httpx
+
+from proxy.errors import SettingsError, UpstreamError
+from proxy.upstream.transport import UpstreamStream, UpstreamTransport
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable
+
+    from proxy.settings import Settings
+    from proxy.upstream.headers import Pairs
+
+__all__ = ["UpstreamClient", "UpstreamResponse", "lost_message"]
+
+
+class _IterableStream(httpx.AsyncByteStream):
+    """A request body that is pulled as the socket takes it."""
+
+    def __init__(self, chunks: AsyncIterable[bytes]) -> None:
+        self._chunks = chunks
+
+    async def __aiter__(self):  # type: ignore[no-untyped-def] # noqa: ANN204 - httpx's signature
+        async for chunk in self._chunks:
+            yield chunk
+
+
+class UpstreamResponse(Protocol):
+    """A response whose head has come: status, header pairs, and the body's stream."""
+
+    status_code: int
+    headers: httpx.Headers
+    stream: UpstreamStream
+
+
+class UpstreamClient:
+    """One origin's client; it keeps no cookies, follows no redirects, uses no proxies."""
+
+    def __init__(self, settings: Settings) -> None:
+        parts = urlsplit(settings.upstream)
+        tls = parts.scheme == "https"
+        self._name = settings.upstream
+        self._origin = httpx.URL(f"{parts.scheme}://{parts.netloc}/")
+        self._prefix = parts.path.encode()
+        self._read_timeout_s = settings.upstream_idle_s or None
+        self.origin_host = parts.netloc.encode()
+        self._transport = UpstreamTransport(
+            host=cast("str", parts.hostname),
+            port=parts.port or (443 if tls else 80),
+            ssl_context=_ssl_context(settings) if tls else None,
+            connect_timeout_s=settings.connect_timeout_s,
+            keepalive_s=settings.upstream_keepalive_s,
+        )
+
+    async def open(
+        self, method: str, target: bytes, headers: Pairs, body: bytes | AsyncIterable[bytes]
+    ) -> UpstreamResponse:
+        """Send a request and return when the response's head has come.
+
+        The caller closes ``response.stream``.  Raises ``UpstreamError``: 502 if upstream cannot
+        be reached or breaks off, 504 if it does not answer in time.
+        """
+        stream = httpx.ByteStream(body) if isinstance(body, bytes) else _IterableStream(body)
+        request = httpx.Request(
+            method,
+            self._origin,
+            headers=headers,
+            stream=stream,
+            extensions={
+                "target": self._prefix + target,
+                "timeout": {"read": self._read_timeout_s},
+            },
+        )
+        try:
+            response = await self._transport.handle_async_request(request)
+        except httpx.ConnectTimeout as error:
+            raise self._error(504, "did not accept a connection in time", error) from error
+        except httpx.TimeoutException as error:
+            raise self._error(504, "did not answer in time", error) from error
+        except httpx.ConnectError as error:
+            raise self._error(502, "cannot be reached", error) from error
+        except httpx.TransportError as error:
+            raise self._error(502, "broke off before it answered", error) from error
+        return cast("UpstreamResponse", response)
+
+    async def aclose(self) -> None:
+        """Close all connections; harmless when repeated."""
+        await self._transport.aclose()
+
+    def _error(self, status: int, what: str, error: Exception) -> UpstreamError:
+        return UpstreamError(
+            status,
+            f"The upstream server {self._name} {what}: {error}."
+            " Check that vLLM is running and that --upstream is its address.",
+        )
+
+
+def lost_message(error: Exception | None) -> str:
+    """Say in a sentence for the client how a stream was lost."""
+    if error is None:
+        return "The upstream server ended the stream before the response was finished."
+    if isinstance(error, TimeoutError):
+        return "The upstream server was silent for too long before the response was finished."
+    return "The connection to the upstream server was lost before the response was finished."
+
+
+def _ssl_context(settings: Settings) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(
+            cafile=str(settings.upstream_ca_file) if settings.upstream_ca_file else None
+        )
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(
+            f"--upstream-ca-file: {settings.upstream_ca_file} cannot be read as PEM certificates:"
+            f" {error}"
+        ) from error

@@ -1,0 +1,302 @@
+"""One connection to upstream: a socket, and at most one request and its response on it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final, cast
+
+import httpx
+
+from proxy.upstream.response_parser import ResponseParser
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from proxy.upstream.body import UpstreamStream
+    from proxy.upstream.request_encoder import OutgoingRequest
+
+# Up to here head and body go out in one write: one system call, one packet for small requests.
+_JOINED_WRITE_BYTES: Final = 64 * 1024
+
+
+class Connection(asyncio.Protocol):
+    """The asyncio protocol of one upstream socket.
+
+    `release(connection)` is called when it may carry another request, `forget(connection)` once
+    its socket is gone.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        release: Callable[[Connection], None],
+        forget: Callable[[Connection], None],
+    ) -> None:
+        self._loop = loop
+        self._release = release
+        self._forget = forget
+        self._transport: asyncio.Transport | None = None
+        self.lost = loop.create_future()
+        self.answered = False  # a byte of an answer to the last request had come
+        self._parser: ResponseParser | None = None
+        self._stream: UpstreamStream | None = None
+        self.sink: Callable[[bytes], None] = _nowhere
+        self._answer: asyncio.Future[ResponseParser] | None = None
+        self._paused = False  # reading
+        self._writable: asyncio.Future[None] | None = None
+        self._write_paused = False
+        self._write_failed = False
+        self._request_written = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._progress_at = 0.0
+        self._pending_bytes = 0
+
+    @property
+    def usable(self) -> bool:
+        """Whether a request can be sent now."""
+        transport = self._transport
+        return transport is not None and not transport.is_closing() and self._stream is None
+
+    @property
+    def request_sent(self) -> bool:
+        """Whether the whole request has left this process (over TLS: at least that it may have)."""
+        return self._request_written and not self._write_paused and not self._write_failed
+
+    def begin(
+        self,
+        outgoing: OutgoingRequest,
+        stream: UpstreamStream,
+        *,
+        max_head_bytes: int,
+        head_timeout_s: float | None,
+    ) -> asyncio.Future[ResponseParser]:
+        """Send a request; the future is done at the final response's head, or with the error."""
+        self._stream = stream
+        self._parser = ResponseParser(head_only=outgoing.head_only, max_head_bytes=max_head_bytes)
+        self.sink = stream.feed
+        self._request_written = False
+        self._pending_bytes = 0
+        answer = self._answer = self._loop.create_future()
+        if head_timeout_s is not None:
+            self._progress_at = self._loop.time()
+            due = self._progress_at + head_timeout_s
+            self._head_timer = self._loop.call_at(due, self._check_head, head_timeout_s)
+        payload = outgoing.payload
+        if payload is None:
+            self._write(outgoing.head)
+            stream.sender = self._loop.create_task(self._send_body(outgoing))
+        elif len(payload) <= _JOINED_WRITE_BYTES:
+            self._write(outgoing.head + payload)
+            self._on_request_written()
+        else:
+            self._write(outgoing.head)
+            self._write(payload)
+            self._on_request_written()
+        if self._transport is None:  # lost before it was used: nothing else would say so
+            self._parser.feed_eof()
+            self._on_news(self._parser)
+        return answer
+
+    def set_reading(self, reading: bool) -> None:  # noqa: FBT001 - the verb says what is true
+        """Read from the socket, or leave its bytes to hold the sender back."""
+        transport = self._transport
+        if transport is None or self._paused is not reading:
+            return
+        self._paused = not reading
+        if reading:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
+
+    def fail(self, error: BaseException) -> None:
+        """End the exchange, if there is one, with `error`, and close the connection."""
+        stream, answer = self._stream, self._answer
+        if stream is not None:
+            self._detach()
+            if answer is not None and not answer.done():
+                answer.set_exception(error)
+            stream.end(error)
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket now, whatever is still to be written."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # The callbacks of asyncio.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        # Not asserted: uvloop's transports are none of asyncio's classes.
+        self._transport = transport = cast("asyncio.Transport", transport)
+        # With a high-water mark of zero, "writing is paused" says exactly "bytes are left", which
+        # the repeat rule asks for and the transport forgets when it fails. asyncio's TLS layer
+        # pauses at zero bytes if told zero, and never resumes.
+        over_tls = transport.get_extra_info("sslcontext") is not None
+        transport.set_write_buffer_limits(high=1 if over_tls else 0, low=0)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand the body bytes of one read to the sink: the hot path."""
+        parser = self._parser
+        if parser is None:
+            self.close()  # idle, and nothing was asked: whatever this is, it is no answer
+            return
+        body = parser.feed(data)
+        if body:
+            try:
+                self.sink(body)
+            except Exception as exc:  # noqa: BLE001 - pipe_to raises it to the sink's owner
+                self.fail(exc)
+                return
+        if parser.news:
+            self._on_news(parser)
+
+    def eof_received(self) -> None:
+        """Upstream has ended its side; half-open connections are of no use here."""
+        parser = self._parser
+        if parser is not None:
+            parser.feed_eof()
+            self._on_news(parser)
+        self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the exchange, if it is still waiting, what became of its connection."""
+        if exc is not None and not self.request_sent:
+            self._read_rest()
+        parser = self._parser
+        if parser is not None:
+            if exc is None:
+                parser.feed_eof()
+                self._on_news(parser)
+            else:
+                error = self._lost_error(exc)
+                error.__cause__ = exc
+                self.fail(error)
+        self._transport = None
+        self._forget(self)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def pause_writing(self) -> None:
+        """Note that bytes are left to be written."""
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        """Note that all bytes were taken by the kernel."""
+        self._write_paused = False
+        self._progress_at = self._loop.time()
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
+    def _on_news(self, parser: ResponseParser) -> None:
+        parser.news = False
+        if parser is not self._parser:
+            return  # the sink has ended the exchange
+        answer = self._answer
+        if parser.head_complete and answer is not None and not answer.done():
+            self._stop_head_timer()
+            answer.set_result(parser)
+        if parser.error is not None:
+            self.fail(parser.error)
+        elif parser.complete:
+            self._on_complete(parser)
+
+    def _on_complete(self, parser: ResponseParser) -> None:
+        stream = self._stream
+        assert stream is not None  # noqa: S101 - a parser is there only with its stream
+        # Read it before the stream ends: that cancels a sender which is not done.
+        reusable = parser.keep_alive and self.request_sent
+        self._detach()
+        stream.end(None)
+        if reusable:
+            self.set_reading(True)
+            self._release(self)
+        else:
+            self.close()
+
+    def _detach(self) -> None:
+        self._stop_head_timer()
+        if self._parser is not None:
+            self.answered = self._parser.started
+            self._parser.release()
+        self._parser = None
+        self._stream = None
+        self._answer = None
+        self.sink = _nowhere
+
+    def _write(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            self._write_failed = True
+            return
+        transport.write(data)
+        if transport.is_closing():
+            self._write_failed = True  # no pause_writing comes from a write that fails at once
+
+    async def _send_body(self, outgoing: OutgoingRequest) -> None:
+        """Send a streamed body, one chunk in memory at a time; its owner is the stream."""
+        try:
+            async with aclosing(outgoing.frames()) as frames:
+                async for frame in frames:
+                    self._write(frame)
+                    if self._write_paused:
+                        self._writable = self._loop.create_future()
+                        await self._writable
+        except Exception as exc:  # noqa: BLE001 - the request's caller gets it
+            self.fail(exc)
+        else:
+            self._on_request_written()
+
+    def _on_request_written(self) -> None:
+        self._request_written = True
+        self._progress_at = self._loop.time()
+
+    def _check_head(self, limit_s: float) -> None:
+        """Fail when upstream alone was waited for, without progress, for `limit_s`."""
+        now = self._loop.time()
+        transport = self._transport
+        pending = 0 if transport is None else transport.get_write_buffer_size()
+        waits_for_caller = not self._request_written and not self._write_paused
+        if waits_for_caller or pending != self._pending_bytes:
+            self._pending_bytes, self._progress_at = pending, now
+        due = self._progress_at + limit_s
+        if due > now:
+            self._head_timer = self._loop.call_at(due, self._check_head, limit_s)
+        else:
+            self.fail(httpx.ReadTimeout(f"upstream sent no response head within {limit_s:g} s"))
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _read_rest(self) -> None:
+        """Read what upstream had answered before it stopped reading the request.
+
+        A server that refuses an upload (413, 401) answers and closes. The failed write makes
+        asyncio give up the socket, although the answer lies in its receive buffer.
+        """
+        transport = self._transport
+        if transport is None or transport.get_extra_info("sslcontext") is not None:
+            return
+        socket = transport.get_extra_info("socket")
+        while self._parser is not None:
+            try:
+                data = os.read(socket.fileno(), 65536)
+            except OSError:
+                return
+            if not data:
+                return
+            self.data_received(data)
+
+    def _lost_error(self, exc: Exception) -> httpx.NetworkError:
+        if isinstance(exc, BrokenPipeError) or not self.request_sent:
+            return httpx.WriteError(f"upstream took no more of the request: {exc}")
+        return httpx.ReadError(f"upstream's connection was lost: {exc}")
+
+
+def _nowhere(_: bytes) -> None:
+    """Take bytes that nobody waits for."""

@@ -1,0 +1,155 @@
+"""Which headers cross the proxy, and which it writes itself (RFC 9110, section 7.6)."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from proxy.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["HOP_BY_HOP_HEADERS", "Forwarding", "Pairs", "response_headers", "values"]
+
+Pairs = list[tuple[bytes, bytes]]
+
+HOP_BY_HOP_HEADERS = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host"})
+
+
+def values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
+    """Return the values of all headers of this (lower-case) name, in order."""
+    return [value for key, value in headers if key.lower() == name]
+
+
+def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """Return the names that ``Connection`` makes hop-by-hop (RFC 9110, section 7.6.1)."""
+    return frozenset(
+        token.strip().lower()
+        for value in values(headers, b"connection")
+        for token in value.split(b",")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarding:
+    """How request headers go up.
+
+    ``origin_host`` replaces the client's ``Host`` if given; ``pseudonym`` stands in ``Via`` for
+    this process, so that a loop is seen.
+    """
+
+    trusted_networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network] = ()
+    origin_host: bytes | None = None
+    pseudonym: bytes = field(default_factory=lambda: b"lastword-" + secrets.token_hex(6).encode())
+
+    def request_headers(
+        self,
+        headers: Sequence[tuple[bytes, bytes]],
+        *,
+        peer: str | None,
+        scheme: str,
+        request_id: bytes,
+        identity: bool,
+    ) -> Pairs:
+        """Return the headers that go up with a request that came with ``headers``.
+
+        Framing is rebuilt (``Content-Length`` as it came, or chunked), hop-by-hop headers go,
+        all others keep their order and bytes.  ``identity`` asks upstream for no compression.
+        Raises ``BadRequestError`` (508) if this very process stands in ``Via``.
+        """
+        via = values(headers, b"via")
+        if any(self.pseudonym in value for value in via):
+            raise BadRequestError(
+                508, "This request came from this very proxy: --upstream leads back to it."
+            )
+        chunked = bool(values(headers, b"transfer-encoding"))
+        drop = HOP_BY_HOP_HEADERS | _FORWARDED | {b"via", b"expect"}
+        drop |= _named_by_connection(headers) - {b"content-length", b"host"}
+        drop |= {b"content-length"} if chunked else set()
+        drop |= {b"accept-encoding"} if identity else set()
+        out = [(name, value) for name, value in headers if name not in drop]
+        if self.origin_host is not None:
+            out = [(n, self.origin_host if n == b"host" else v) for n, v in out]
+        if chunked:
+            out.append((b"transfer-encoding", b"chunked"))
+        if identity:
+            out.append((b"accept-encoding", b"identity"))
+        out.append((b"via", b", ".join([*via, b"1.1 " + self.pseudonym])))
+        if not values(headers, b"x-request-id"):
+            out.append((b"x-request-id", request_id))
+        out.extend(self._forwarded(headers, peer, scheme))
+        return out
+
+    def _forwarded(
+        self, headers: Sequence[tuple[bytes, bytes]], peer: str | None, scheme: str
+    ) -> Pairs:
+        """Say who asked: behind a trusted proxy its word is kept and the peer appended."""
+        trusted = self._trusts(peer)
+
+        def kept(name: bytes) -> list[bytes]:
+            return values(headers, name) if trusted else []
+
+        hops = kept(b"x-forwarded-for") + ([peer.encode()] if peer is not None else [])
+        protocols = kept(b"x-forwarded-proto") or [scheme.encode()]
+        hosts = kept(b"x-forwarded-host") or values(headers, b"host")
+        told = (
+            (b"x-forwarded-for", hops),
+            (b"x-forwarded-proto", protocols),
+            (b"x-forwarded-host", hosts),
+        )
+        return [(name, b", ".join(parts)) for name, parts in told if parts]
+
+    def _trusts(self, peer: str | None) -> bool:
+        if peer is None or not self.trusted_networks:
+            return False
+        try:
+            address = ipaddress.ip_address(peer)
+        except ValueError:
+            return False
+        return any(address in network for network in self.trusted_networks)
+
+
+def response_headers(
+    headers: Sequence[tuple[bytes, bytes]],
+    *,
+    request_id: bytes,
+    event_stream: bool,
+    rewritten: bool,
+    decoded: bool,
+) -> Pairs:
+    """Return the headers that go down with a response that came with ``headers``.
+
+    ``event_stream`` adds what keeps gateways from buffering; a ``rewritten`` body may change
+    its length, a ``decoded`` one has lost its coding.
+    """
+    drop = HOP_BY_HOP_HEADERS | _named_by_connection(headers) - {b"content-length"}
+    if rewritten:
+        drop |= {b"content-length"}
+    if decoded:
+        drop |= {b"content-encoding"}
+    out = [(name, value) for name, value in headers if name.lower() not in drop]
+    names = {name.lower() for name, _ in out}
+    if b"x-request-id" not in names:
+        out.append((b"x-request-id", request_id))
+    if event_stream:
+        if b"x-accel-buffering" not in names:
+            out.append((b"x-accel-buffering", b"no"))
+        if b"cache-control" not in names:
+            out.append((b"cache-control", b"no-cache"))
+    return out
