@@ -1,0 +1,1 @@
+"""HTTP towards the client: the server's protocol, the routes, the relay."""

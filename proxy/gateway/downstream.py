@@ -1,0 +1,149 @@
+"""One request as the client sent it, and the way to answer it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING
+
+from proxy.errors import BadRequestError, RequestError
+from proxy.gateway.protocol import EXTENSION
+from proxy.upstream.headers import values
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from starlette.types import Receive, Scope, Send
+
+    from proxy.gateway.protocol import BodyWriter
+    from proxy.upstream.headers import Pairs
+    from proxy.upstream.transport import UpstreamStream
+
+__all__ = ["ClientGoneError", "Downstream"]
+
+
+class ClientGoneError(Exception):
+    """The client left before its request was whole."""
+
+
+class Downstream:
+    """The client's side of one exchange.
+
+    ``headers`` are copied at once, since uvicorn appends trailers to the live list.
+    """
+
+    __slots__ = ("_receive", "_send", "headers", "method", "path", "peer", "request_id", "writer")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self.writer: BodyWriter = scope["extensions"][EXTENSION]
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: Pairs = list(scope["headers"])
+        self.peer: str | None = scope["client"][0] if scope["client"] else None
+        given = values(self.headers, b"x-request-id")
+        self.request_id = given[0] if given else uuid.uuid4().hex.encode()
+
+    @property
+    def target(self) -> bytes:
+        """The request target, byte for byte."""
+        return self.writer.target
+
+    @property
+    def has_body(self) -> bool:
+        """Whether the request's framing announces a body (RFC 9112, section 6.3)."""
+        return bool(
+            values(self.headers, b"transfer-encoding")
+            or any(value != b"0" for value in values(self.headers, b"content-length"))
+        )
+
+    async def chunks(self, limit: int) -> AsyncIterator[bytes]:
+        """Yield the request's body as it comes.
+
+        Raises ``BadRequestError`` (413) as soon as it is, or says it is, longer than ``limit``,
+        and ``ClientGoneError`` if it breaks off.
+        """
+        for value in values(self.headers, b"content-length"):
+            if int(value) > limit:
+                raise _too_large(limit)
+        taken = 0
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            more = message.get("more_body", False)
+            chunk = message.get("body", b"")
+            taken += len(chunk)
+            if taken > limit:
+                raise _too_large(limit)
+            if chunk:
+                yield chunk
+
+    async def body(self, limit: int) -> bytes:
+        """Return the whole body; raises like ``chunks``."""
+        return b"".join([chunk async for chunk in self.chunks(limit)])
+
+    async def start(self, status: int, headers: Pairs) -> None:
+        """Send the response's head."""
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def refuse(self, error: RequestError) -> None:
+        """Answer with an error of the proxy's own, or cut what was begun already."""
+        if self.writer.gone or self.writer.ended:
+            return
+        if self.writer.started:
+            self.writer.cut()
+            return
+        body = error.body()
+        head = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", self.request_id),
+            *error.headers,
+        ]
+        if error.status == _TOO_LARGE:
+            head.append((b"connection", b"close"))  # what is left of the body is not read
+        await self.start(error.status, head)
+        self.writer.write(body)
+        self.writer.end()
+
+    async def pipe(self, stream: UpstreamStream, sink: Callable[[bytes], None]) -> None:
+        """Hand upstream's body to ``sink`` as it comes, held back while the client is full."""
+        self.writer.on_pause = stream.pause
+        self.writer.on_resume = stream.resume
+        if self.writer.paused:
+            stream.pause()
+        try:
+            await stream.pipe_to(sink)
+        finally:
+            self.writer.on_pause = self.writer.on_resume = None
+
+    async def while_here(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Do ``work`` and return True, or stop it when the client leaves and return False."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a request is served by a task")
+        self.writer.on_gone = task.cancel
+        try:
+            if self.writer.gone:
+                return False
+            await work()
+        except asyncio.CancelledError:
+            if not self.writer.gone:
+                raise
+            task.uncancel()
+            return False
+        finally:
+            self.writer.on_gone = None
+        return True
+
+
+_TOO_LARGE = 413
+
+
+def _too_large(limit: int) -> BadRequestError:
+    return BadRequestError(
+        _TOO_LARGE, f"The request body is larger than the {limit} bytes that this proxy takes."
+    )

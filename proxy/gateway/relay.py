@@ -1,0 +1,177 @@
+"""The hot path: one request up, its answer down, a Responses stream through the corrector.
+
+A plain ASGI application without middleware in front of it.  What it does not look at passes
+as bytes, both ways, without being held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from typing import TYPE_CHECKING
+
+import httpx
+import structlog
+
+from proxy.core.content_coding import DECODABLE
+from proxy.core.corrector import Mode
+from proxy.errors import RequestError, UpstreamError
+from proxy.gateway.downstream import ClientGoneError, Downstream
+from proxy.gateway.routes import ResponsesRoutes, requested_mode
+from proxy.gateway.stream_relay import StreamRelay
+from proxy.gateway.target import check_target
+from proxy.upstream.headers import Forwarding, response_headers, values
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from proxy.operations.metrics import Metrics
+    from proxy.settings import Settings
+    from proxy.upstream.client import UpstreamClient, UpstreamResponse
+
+__all__ = ["Relay"]
+
+_EVENT_STREAM = b"text/event-stream"
+_IDENTITY = frozenset({b"", b"identity"})
+_SUCCESS = range(200, 300)
+_STATUSES = range(200, 600)
+
+log = structlog.stdlib.get_logger("lastword")
+
+
+class Relay:
+    """The traffic port's application."""
+
+    def __init__(self, settings: Settings, client: UpstreamClient, metrics: Metrics) -> None:
+        self._settings = settings
+        self._client = client
+        self._metrics = metrics
+        self._routes = ResponsesRoutes(settings.path_prefix)
+        self._forwarding = Forwarding(
+            trusted_networks=tuple(
+                ipaddress.ip_network(part.strip(), strict=False)
+                for part in settings.trusted_proxies.split(",")
+                if part.strip()
+            ),
+            origin_host=client.origin_host if settings.upstream_host == "upstream" else None,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; every error becomes an answer or a cut, and a log line."""
+        down = Downstream(scope, receive, send)
+        try:
+            await down.while_here(lambda: self._serve(down))
+        except ClientGoneError:
+            return
+        except RequestError as error:
+            if isinstance(error, UpstreamError):
+                self._metrics.upstream_errors.inc()
+                log.warning("upstream failed", error=error.message, path=down.path)
+            await down.refuse(error)
+        except asyncio.CancelledError:
+            # The server stops and its grace is over. The task ends here either way, and uvicorn
+            # would log the cancellation as a fault.
+            down.writer.cut()
+        except Exception:
+            log.exception("a request failed inside the proxy", path=down.path)
+            await down.refuse(
+                RequestError(
+                    500, "The proxy failed; its log says why. This is a fault in Lastword."
+                )
+            )
+
+    async def _serve(self, down: Downstream) -> None:
+        check_target(down.target)
+        creates = self._routes.is_create(down.method, down.path)
+        looked_at = creates or self._routes.is_retrieve(down.method, down.path)
+        mode = requested_mode(down.headers, self._settings.correct) if looked_at else Mode.OFF
+        headers = self._forwarding.request_headers(
+            down.headers,
+            peer=down.peer,
+            scheme="http",
+            request_id=down.request_id,
+            identity=looked_at and mode is not Mode.OFF,
+        )
+        limit = self._settings.max_request_body_bytes
+        if not down.has_body:
+            response = await self._client.open(down.method, down.target, headers, b"")
+        elif creates:
+            body = await down.body(limit)
+            response = await self._client.open(down.method, down.target, headers, body)
+        else:
+            chunks = down.chunks(limit)
+            response = await self._client.open(down.method, down.target, headers, chunks)
+        try:
+            await self._answer(down, response, mode)
+        finally:
+            await response.stream.aclose()
+
+    async def _answer(self, down: Downstream, response: UpstreamResponse, mode: Mode) -> None:
+        """Send the head at once, then the body as it comes."""
+        raw = response.headers.raw
+        if response.status_code not in _STATUSES:
+            raise UpstreamError(502, f"Upstream answered with status {response.status_code}.")
+        media_type = b"".join(values(raw, b"content-type")[:1]).partition(b";")[0].strip().lower()
+        event_stream = media_type == _EVENT_STREAM
+        looked_at = event_stream and mode is not Mode.OFF and response.status_code in _SUCCESS
+        coding = b",".join(values(raw, b"content-encoding")).strip().lower()
+        if looked_at and coding not in _IDENTITY:
+            self._metrics.compressed_streams.labels(
+                coding="decoded" if coding in DECODABLE else "passed"
+            ).inc()
+            looked_at = coding in DECODABLE
+        corrects = looked_at and mode is Mode.ON
+        decoded = corrects and coding in DECODABLE
+        if looked_at and coding in DECODABLE and not corrects:
+            looked_at = False  # observed bytes pass as they came, compressed
+        head = response_headers(
+            raw,
+            request_id=down.request_id,
+            event_stream=event_stream,
+            rewritten=corrects,
+            decoded=decoded,
+        )
+        await down.start(response.status_code, head)
+        if looked_at:
+            await self._relay_stream(down, response, mode, compressed=decoded)
+        else:
+            await self._pass(down, response)
+
+    async def _pass(self, down: Downstream, response: UpstreamResponse) -> None:
+        """Pass a body as it comes; a cut stays a cut."""
+        try:
+            await down.pipe(response.stream, down.writer.write)
+        except httpx.TransportError as error:
+            log.warning("upstream broke off within a body", error=str(error), path=down.path)
+            down.writer.cut()
+        else:
+            down.writer.end()
+
+    async def _relay_stream(
+        self, down: Downstream, response: UpstreamResponse, mode: Mode, *, compressed: bool
+    ) -> None:
+        settings = self._settings
+        relay = StreamRelay(
+            down,
+            response.stream,
+            mode=mode,
+            max_event_bytes=settings.max_event_bytes,
+            idle_s=settings.upstream_idle_s,
+            on_lost=settings.on_lost_upstream,
+        )
+        try:
+            await relay.run(compressed=compressed)
+        finally:
+            self._metrics.count_stream(relay.corrector, mode)
+            if relay.corrector.contradiction and relay.corrector.terminal is not None:
+                log.warning(
+                    "the terminal event says completed and its payload does not",
+                    response_id=relay.corrector.response_id,
+                    status=relay.corrector.terminal.status,
+                )
+            if relay.lost is not None:
+                log.warning(
+                    "upstream was lost within a stream",
+                    error=str(relay.lost) or type(relay.lost).__name__,
+                    response_id=relay.corrector.response_id,
+                )

@@ -1,0 +1,53 @@
+"""Which requests carry a Responses event stream, and how the client wants it treated."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from proxy.core.corrector import Mode
+from proxy.errors import BadRequestError
+from proxy.upstream.headers import values
+
+if TYPE_CHECKING:
+    from proxy.upstream.headers import Pairs
+
+__all__ = ["CORRECT_HEADER", "ResponsesRoutes", "requested_mode"]
+
+CORRECT_HEADER = b"lastword-correct"
+
+
+class ResponsesRoutes:
+    """The two routes whose event streams are looked at, behind ``path_prefix``.
+
+    Paths are matched percent-decoded, as vLLM's router does.
+    """
+
+    def __init__(self, path_prefix: str = "") -> None:
+        base = re.escape(path_prefix) + "/v1/responses"
+        self._create = re.compile(base)
+        self._retrieve = re.compile(base + "/[^/]+")
+
+    def is_create(self, method: str, path: str) -> bool:
+        """Whether this is ``POST /v1/responses``."""
+        return method == "POST" and self._create.fullmatch(path) is not None
+
+    def is_retrieve(self, method: str, path: str) -> bool:
+        """Whether this is ``GET /v1/responses/{id}``."""
+        return method == "GET" and self._retrieve.fullmatch(path) is not None
+
+
+def requested_mode(headers: Pairs, default: Mode) -> Mode:
+    """Return what ``Lastword-Correct`` asks for, the last one if repeated.
+
+    Raises ``BadRequestError`` (400) for a value that does not exist.
+    """
+    given = values(headers, CORRECT_HEADER)
+    if not given:
+        return default
+    try:
+        return Mode(given[-1].strip().decode("latin-1").lower())
+    except ValueError as error:
+        raise BadRequestError(
+            400, "The header Lastword-Correct must be on, observe or off.", param="Lastword-Correct"
+        ) from error

@@ -1,0 +1,146 @@
+"""Both ports on one event loop, from bind to the last byte."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import structlog
+import uvicorn
+
+from proxy.errors import SettingsError
+from proxy.gateway.app import Gateway
+from proxy.gateway.protocol import LastwordProtocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from starlette.types import ASGIApp
+
+    from proxy.settings import Settings
+
+__all__ = ["Running", "listening", "running", "serve"]
+
+BACKLOG = 2048
+# Longer than the 60 s that gateways in front keep their connections: the client closes first.
+CLIENT_KEEPALIVE_S = 75
+
+log = structlog.stdlib.get_logger("lastword")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers: two in one process would fight over them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to ``serve``."""
+        yield
+
+
+class Running:
+    """A proxy that listens: the addresses of its two ports."""
+
+    def __init__(self, gateway: Gateway, traffic: socket.socket, admin: socket.socket) -> None:
+        self.gateway = gateway
+        self.url = _url(traffic)
+        self.admin_url = _url(admin)
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Running]:
+    """Serve both ports until the block is left; then running requests get ``shutdown_grace_s``.
+
+    Raises ``SettingsError`` if a port cannot be bound.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        traffic = stack.enter_context(_bind(settings.host, settings.port, "--port"))
+        admin = stack.enter_context(_bind(settings.admin_host, settings.admin_port, "--admin-port"))
+        gateway = Gateway(settings)
+        stack.push_async_callback(gateway.aclose)
+        grace_s = settings.shutdown_grace_s
+        await stack.enter_async_context(_serving(gateway.admin, admin, grace_s, http="httptools"))
+        await stack.enter_async_context(
+            _serving(gateway.traffic, traffic, grace_s, http=LastwordProtocol)
+        )
+        yield Running(gateway, traffic, admin)
+
+
+@contextlib.asynccontextmanager
+async def listening(app: ASGIApp) -> AsyncIterator[str]:
+    """Serve any application on a free loopback port and give its URL."""
+    with _bind("127.0.0.1", 0, "the port") as listener:
+        async with _serving(app, listener, 1, http="httptools"):
+            yield _url(listener)
+
+
+@contextlib.asynccontextmanager
+async def _serving(
+    app: ASGIApp, listener: socket.socket, grace_s: float, *, http: type[LastwordProtocol] | str
+) -> AsyncIterator[None]:
+    """Serve one application until the block is left, and then until its requests are done."""
+    server = _server(app, grace_s, http=http)
+    task = asyncio.create_task(server.serve(sockets=[listener]))  # noqa: TID251 - awaited below
+    try:
+        while not (server.started or task.done()):  # noqa: ASYNC110 - uvicorn offers no event
+            await asyncio.sleep(0.005)
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(settings) as proxy:
+        log.info(
+            "ready",
+            url=proxy.url,
+            admin=proxy.admin_url,
+            upstream=settings.upstream,
+            correct=settings.correct.value,
+        )
+        await stop.wait()
+        log.info("stopping", grace_s=settings.shutdown_grace_s)
+    log.info("stopped")
+
+
+def _server(app: ASGIApp, grace_s: float, *, http: type[LastwordProtocol] | str) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=http,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=CLIENT_KEEPALIVE_S,
+            timeout_graceful_shutdown=grace_s,  # type: ignore[arg-type]  # fractions work
+            backlog=BACKLOG,
+        )
+    )
+
+
+def _bind(host: str, port: int, option: str) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=BACKLOG,
+        )
+    except OSError as error:
+        raise SettingsError(f"{option}: {host}:{port} cannot be bound: {error.strerror}") from error
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,37 @@
+"""Which request targets may go up: origin form, to the one origin, without detours."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote_to_bytes
+
+from proxy.errors import BadRequestError
+
+__all__ = ["check_target"]
+
+_FORBIDDEN = re.compile(rb"[\x00-\x20\x7f\\#]")
+
+
+def check_target(target: bytes) -> None:
+    """Refuse a target that could mean another place upstream than it says.
+
+    Absolute and authority form, ``//`` at the start, dot segments, backslashes and control
+    bytes, plain or percent-encoded, are 400 (``BadRequestError``).  An encoded slash is part
+    of its segment and passes.  RFC 9112, section 3.2; RFC 3986, section 5.2.4.
+    """
+    if not target.startswith(b"/"):
+        raise _refused("it must be a path; this proxy serves one upstream only")
+    if target.startswith(b"//"):
+        raise _refused("it must not begin with two slashes")
+    path = target.partition(b"?")[0]
+    if _FORBIDDEN.search(target):
+        raise _refused("control bytes, backslashes and # are not allowed in it")
+    decoded = unquote_to_bytes(path)
+    if b"%" in path and _FORBIDDEN.search(decoded.replace(b" ", b"").replace(b"#", b"")):
+        raise _refused("encoded control bytes and backslashes are not allowed in it")
+    if any(segment in (b".", b"..") for segment in decoded.split(b"/")):
+        raise _refused("dot segments are not allowed in it")
+
+
+def _refused(why: str) -> BadRequestError:
+    return BadRequestError(400, f"The request target was refused: {why}.")

@@ -1,0 +1,1 @@
+"""What the commands beside ``serve`` are made of."""
