@@ -9,10 +9,21 @@ have it (RFC 8259, section 4, leaves it open; every client reads it so).
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import msgspec
 
-__all__ = ["NotAnObjectError", "decode_string", "member_spans", "readable", "set_member"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "NotAnObjectError",
+    "decode_string",
+    "member_spans",
+    "readable",
+    "remove_member",
+    "set_member",
+]
 
 _WHITESPACE = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
@@ -68,23 +79,67 @@ def member_spans(text: bytes) -> dict[str, tuple[int, int]]:
     Of a repeated key the last member's span is given.  Raises ``NotAnObjectError`` if the
     text is not exactly one JSON object.
     """
+    return {key: (begin, end) for key, _, begin, end in _walk(text)}
+
+
+def set_member(text: bytes, key: str, value: bytes, *, first: bool = False) -> bytes:
+    """Return the object with the member's value replaced, or with the member added.
+
+    A new member comes at the object's end, or ``first``.  ``value`` is JSON text.  Raises
+    ``NotAnObjectError`` if the text is no JSON object.
+    """
+    spans = member_spans(text)
+    if key in spans:
+        begin, end = spans[key]
+        return text[:begin] + value + text[end:]
+    name = msgspec.json.encode(key)
+    comma = b"," if spans else b""
+    if first:
+        place = text.index(b"{") + 1
+        return b"%b%b:%b%b%b" % (text[:place], name, value, comma, text[place:])
+    place = text.rindex(b"}")
+    return b"%b%b%b:%b%b" % (text[:place], comma, name, value, text[place:])
+
+
+def remove_member(text: bytes, key: str) -> bytes:
+    """Return the object without any member of this key; every other byte is kept.
+
+    With a member goes the comma behind it, or the one before the last.  Raises
+    ``NotAnObjectError`` if the text is no JSON object.
+    """
+    members = list(_walk(text))
+    kept = [place for place, (name, *_) in enumerate(members) if name != key]
+    if len(kept) == len(members):
+        return text
+    if not kept:
+        return text[: members[0][1]] + text[members[-1][3] :]
+    pieces = [text[: members[0][1]]]
+    for place in kept:
+        begin = members[place][1]
+        last = place == kept[-1]
+        end = members[place][3] if last else members[place + 1][1]
+        pieces.append(text[begin:end])
+    pieces.append(text[members[-1][3] :])
+    return b"".join(pieces)
+
+
+def _walk(text: bytes) -> Iterator[tuple[str, int, int, int]]:
+    """Yield each member's key, where it begins, and where its value begins and ends."""
     text = readable(text)
     try:
         members = _raw_members.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise NotAnObjectError(f"the text is not a JSON object: {error}") from error
-    spans: dict[str, tuple[int, int]] = {}
     position = _skip_whitespace(text, _skip_whitespace(text, 0) + 1)
     while text[position] != _CLOSE:
         key_end = _end_of_string(text, position)
         key = _string.decode(memoryview(text)[position:key_end])
         begin = _skip_whitespace(text, _skip_whitespace(text, key_end) + 1)
         end = _end_of_value(text, begin, members[key])
-        spans[key] = (begin, end)
+        yield key, position, begin, end
         position = _skip_whitespace(text, end)
         if text[position] == _COMMA:
             position = _skip_whitespace(text, position + 1)
-    return spans
 
 
 def _skip_whitespace(text: bytes, position: int) -> int:
@@ -134,17 +189,3 @@ def _skip_value(text: bytes, begin: int) -> int:
             if depth == 0:
                 return position
     raise NotAnObjectError("a value has no end")  # pragma: no cover - the grammar was checked
-
-
-def set_member(text: bytes, key: str, value: bytes) -> bytes:
-    """Return the object with the member's value replaced, or with the member added at its end.
-
-    ``value`` is JSON text.  Raises ``NotAnObjectError`` if the text is no JSON object.
-    """
-    spans = member_spans(text)
-    if key in spans:
-        begin, end = spans[key]
-        return text[:begin] + value + text[end:]
-    end = text.rindex(b"}")
-    comma = b"," if spans else b""
-    return b"%b%b%b:%b%b" % (text[:end], comma, msgspec.json.encode(key), value, text[end:])

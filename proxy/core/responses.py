@@ -151,10 +151,10 @@ def may_be_terminal(block: bytes) -> bool:
     only ``\u`` can spell letters and dots.
     """
     return (
-        b"response.completed" in block
-        or b"response.incomplete" in block
-        or b"response.failed" in block
-        or b"\\u" in block
+        block.find(b"response.completed") >= 0
+        or block.find(b"response.incomplete") >= 0
+        or block.find(b"response.failed") >= 0
+        or block.find(b"\\u") >= 0
     )
 
 

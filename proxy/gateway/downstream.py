@@ -58,15 +58,17 @@ class Downstream:
             or any(value != b"0" for value in values(self.headers, b"content-length"))
         )
 
+    def check_length(self, limit: int) -> None:
+        """Refuse a body that says it is longer than ``limit``: ``BadRequestError`` (413)."""
+        if any(int(value) > limit for value in values(self.headers, b"content-length")):
+            raise _too_large(limit)
+
     async def chunks(self, limit: int) -> AsyncIterator[bytes]:
         """Yield the request's body as it comes.
 
-        Raises ``BadRequestError`` (413) as soon as it is, or says it is, longer than ``limit``,
+        Raises ``BadRequestError`` (413) as soon as it is longer than ``limit``,
         and ``ClientGoneError`` if it breaks off.
         """
-        for value in values(self.headers, b"content-length"):
-            if int(value) > limit:
-                raise _too_large(limit)
         taken = 0
         more = True
         while more:
@@ -87,7 +89,19 @@ class Downstream:
 
     async def start(self, status: int, headers: Pairs) -> None:
         """Send the response's head."""
+        self.writer.has_length = bool(values(headers, b"content-length"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def answer(self, status: int, headers: Pairs, body: bytes) -> None:
+        """Send a whole response; ``headers`` come without a length."""
+        await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
+        self.writer.write(body)
+        self.writer.end()
+
+    async def answer_json(self, status: int, body: bytes) -> None:
+        """Send a JSON body of the proxy's own."""
+        head = [(b"content-type", b"application/json"), (b"x-request-id", self.request_id)]
+        await self.answer(status, head, body)
 
     async def refuse(self, error: RequestError) -> None:
         """Answer with an error of the proxy's own, or cut what was begun already."""

@@ -8,6 +8,8 @@ It is offered as the ASGI extension ``lastword``.
 
 from __future__ import annotations
 
+import socket
+import struct
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -15,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from proxy.errors import error_body
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -23,6 +26,7 @@ __all__ = ["EXTENSION", "BodyWriter", "LastwordProtocol"]
 
 EXTENSION = "lastword"
 _JOINED_BYTES = 64 * 1024
+_RESET_AFTER_S = 0.1
 
 
 class BodyWriter:
@@ -33,7 +37,19 @@ class BodyWriter:
     when it drains, ``on_gone`` once when the connection is lost before the response is whole.
     """
 
-    __slots__ = ("_cycle", "_protocol", "on_gone", "on_pause", "on_resume", "target")
+    __slots__ = (
+        "_cycle",
+        "_is_head",
+        "_now",
+        "_protocol",
+        "_write",
+        "has_length",
+        "on_gone",
+        "on_pause",
+        "on_resume",
+        "target",
+        "written_at",
+    )
 
     def __init__(
         self, protocol: LastwordProtocol, cycle: RequestResponseCycle, target: bytes
@@ -41,6 +57,11 @@ class BodyWriter:
         self._protocol = protocol
         self._cycle = cycle
         self.target = target
+        self.has_length = False
+        self._now = protocol.loop.time
+        self._write = cycle.transport.write
+        self._is_head = cycle.scope["method"] == "HEAD"
+        self.written_at = self._now()
         self.on_pause: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None
         self.on_gone: Callable[[], object] | None = None
@@ -61,6 +82,11 @@ class BodyWriter:
         return self._cycle.response_complete
 
     @property
+    def _ends_with_connection(self) -> bool:
+        """Whether a closed connection is a proper end to the client: HTTP/1.0 without a length."""
+        return not self._cycle.chunked_encoding and not self.has_length
+
+    @property
     def paused(self) -> bool:
         """Whether the client's side takes no more at the moment."""
         return self._cycle.flow.write_paused
@@ -72,23 +98,23 @@ class BodyWriter:
     def write(self, data: bytes) -> None:
         """Write one piece of the body; nothing happens once the client is gone."""
         cycle = self._cycle
-        if cycle.disconnected or cycle.response_complete or not data:
+        if cycle.disconnected or cycle.response_complete or not data or self._is_head:
             return
-        if cycle.scope["method"] == "HEAD":
-            return
+        self.written_at = self._now()
+        size = len(data)
         if not cycle.chunked_encoding:
-            cycle.transport.write(data)
-        elif len(data) < _JOINED_BYTES:
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self._write(data)
+        elif size < _JOINED_BYTES:
+            self._write(b"%x\r\n%b\r\n" % (size, data))
         else:
-            cycle.transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
+            cycle.transport.writelines((b"%x\r\n" % size, data, b"\r\n"))
 
     def end(self) -> None:
         """End the body properly; the connection serves the next request if it may."""
         cycle = self._cycle
         if cycle.disconnected or cycle.response_complete:
             return
-        if cycle.chunked_encoding and cycle.scope["method"] != "HEAD":
+        if cycle.chunked_encoding and not self._is_head:
             cycle.transport.write(b"0\r\n\r\n")
         cycle.response_complete = True
         cycle.message_event.set()
@@ -105,14 +131,23 @@ class BodyWriter:
         cycle.disconnected = True
         cycle.message_event.set()
         self._protocol.writers.discard(self)
-        cycle.transport.close()
+        if cycle.response_started and self._ends_with_connection:
+            self._protocol.reset_soon()
+        else:
+            cycle.transport.close()
 
 
 class LastwordProtocol(HttpToolsProtocol):
-    """uvicorn's protocol on httptools, with a ``BodyWriter`` for every request."""
+    """uvicorn's protocol on httptools, with a ``BodyWriter`` for every request.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    A client that takes nothing for ``write_stall_s`` seconds is cut off.
+    """
+
+    def __init__(self, *args: Any, write_stall_s: float = 300.0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._write_stall_s = write_stall_s
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._stalled_bytes = 0
         self.writers: set[BodyWriter] = set()
         self._in_head = False
 
@@ -148,6 +183,7 @@ class LastwordProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the requests that are still running that their client has left."""
         super().connection_lost(exc)
+        self._unset_stall_timer()
         for writer in list(self.writers):
             if not writer.ended and writer.on_gone is not None:
                 writer.on_gone()
@@ -156,6 +192,7 @@ class LastwordProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Hold upstream back while the client does not read."""
         super().pause_writing()
+        self._watch_stall()
         for writer in self.writers:
             if writer.on_pause is not None:
                 writer.on_pause()
@@ -163,9 +200,43 @@ class LastwordProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """Let upstream go on."""
         super().resume_writing()
+        self._unset_stall_timer()
         for writer in self.writers:
             if writer.on_resume is not None:
                 writer.on_resume()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Send events at once: asyncio leaves Nagle's algorithm on for sockets made by hand."""
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def reset_soon(self) -> None:
+        """Break the connection (RST) when the client had a moment to read what was written."""
+        self.loop.call_later(_RESET_AFTER_S, self._reset)
+
+    def _reset(self) -> None:
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None and not self.transport.is_closing():
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
+    def _watch_stall(self) -> None:
+        """Look again in ``write_stall_s`` whether the client has taken anything."""
+        self._stalled_bytes = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self._write_stall_s, self._check_stall)
+
+    def _check_stall(self) -> None:
+        if self.transport.get_write_buffer_size() < self._stalled_bytes:
+            self._watch_stall()
+        else:
+            self.transport.abort()
+
+    def _unset_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, in OpenAI's shape."""

@@ -37,7 +37,7 @@ class UpstreamStream(httpx.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
         """Yield the body's chunks as they come; unread ones are bounded to about 512 KiB."""
-        self._check_open()
+        self._check_unread()
         while True:
             while self._chunks:
                 chunk = self._chunks.popleft()
@@ -58,7 +58,7 @@ class UpstreamStream(httpx.AsyncByteStream):
         it raises, the connection is closed and that exception is raised here. Cancelling closes
         the connection. `pause` and `resume` hold upstream back meanwhile.
         """
-        self._check_open()
+        self._check_unread()
         try:
             if self._chunks:
                 unread = b"".join(self._chunks)
@@ -122,16 +122,13 @@ class UpstreamStream(httpx.AsyncByteStream):
         """Return when nothing of the request is being sent any more."""
         sender = self.sender
         if sender is not None and not sender.done() and not _is_running(sender):
-            sender.cancel()
-            await asyncio.wait([sender])
+            await asyncio.wait([sender])  # end() has cancelled it
 
     def _abandon(self) -> None:
         if self._connection is not None:
             self._connection.fail(httpx.StreamClosed())
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise httpx.StreamClosed
+    def _check_unread(self) -> None:
         if self._waiter is not None:
             raise RuntimeError("this body is already being read")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Final, cast
 
 import httpx
@@ -96,8 +96,7 @@ class Connection(asyncio.Protocol):
             self._write(payload)
             self._on_request_written()
         if self._transport is None:  # lost before it was used: nothing else would say so
-            self._parser.feed_eof()
-            self._on_news(self._parser)
+            self._on_eof()
         return answer
 
     def set_reading(self, reading: bool) -> None:  # noqa: FBT001 - the verb says what is true
@@ -156,25 +155,17 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """Upstream has ended its side; half-open connections are of no use here."""
-        parser = self._parser
-        if parser is not None:
-            parser.feed_eof()
-            self._on_news(parser)
+        self._on_eof()
         self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the exchange, if it is still waiting, what became of its connection."""
         if exc is not None and not self.request_sent:
             self._read_rest()
-        parser = self._parser
-        if parser is not None:
-            if exc is None:
-                parser.feed_eof()
-                self._on_news(parser)
-            else:
-                error = self._lost_error(exc)
-                error.__cause__ = exc
-                self.fail(error)
+        if exc is None:
+            self._on_eof()
+        else:
+            self.fail(self._lost_error(exc))
         self._transport = None
         self._forget(self)
         if not self.lost.done():
@@ -203,6 +194,11 @@ class Connection(asyncio.Protocol):
             self.fail(parser.error)
         elif parser.complete:
             self._on_complete(parser)
+
+    def _on_eof(self) -> None:
+        if self._parser is not None:
+            self._parser.feed_eof()
+            self._on_news(self._parser)
 
     def _on_complete(self, parser: ResponseParser) -> None:
         stream = self._stream
@@ -242,13 +238,18 @@ class Connection(asyncio.Protocol):
             async with aclosing(outgoing.frames()) as frames:
                 async for frame in frames:
                     self._write(frame)
+                    if self._write_failed:
+                        return  # connection_lost says the rest
+                    if outgoing.whole:
+                        self._on_request_written()  # whatever the stream still does to end
                     if self._write_paused:
                         self._writable = self._loop.create_future()
                         await self._writable
+                    else:
+                        await asyncio.sleep(0)  # a body in memory must not keep the loop
+            self._on_request_written()
         except Exception as exc:  # noqa: BLE001 - the request's caller gets it
             self.fail(exc)
-        else:
-            self._on_request_written()
 
     def _on_request_written(self) -> None:
         self._request_written = True
@@ -283,19 +284,16 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.get_extra_info("sslcontext") is not None:
             return
         socket = transport.get_extra_info("socket")
-        while self._parser is not None:
-            try:
-                data = os.read(socket.fileno(), 65536)
-            except OSError:
-                return
-            if not data:
-                return
-            self.data_received(data)
+        with suppress(OSError):
+            while self._parser is not None and (data := os.read(socket.fileno(), 65536)):
+                self.data_received(data)
 
     def _lost_error(self, exc: Exception) -> httpx.NetworkError:
+        error: httpx.NetworkError = httpx.ReadError(f"upstream's connection was lost: {exc}")
         if isinstance(exc, BrokenPipeError) or not self.request_sent:
-            return httpx.WriteError(f"upstream took no more of the request: {exc}")
-        return httpx.ReadError(f"upstream's connection was lost: {exc}")
+            error = httpx.WriteError(f"upstream took no more of the request: {exc}")
+        error.__cause__ = exc
+        return error
 
 
 def _nowhere(_: bytes) -> None:

@@ -34,6 +34,7 @@ class OutgoingRequest:
     _stream: AsyncIterable[bytes] | None = None
     _length: int | None = 0  # None: chunked
     pulled: bool = False  # something was asked of the stream: it cannot be sent again
+    whole: bool = False  # the frame given last was the last
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Yield the streamed body framed as the header announced it.
@@ -56,13 +57,15 @@ class OutgoingRequest:
                 elif given > self._length:
                     raise _wrong_length(given, self._length)
                 else:
+                    self.whole = given == self._length
                     yield chunk
-                if given == self._length:
-                    return  # whole, also where the stream's own end is still to come
+                    if self.whole:
+                        return  # the stream's own end may still be to come
         finally:
             if isinstance(chunks, AsyncGenerator):
                 await chunks.aclose()
         if self._length is None:
+            self.whole = True
             yield b"0\r\n\r\n"
         elif given < self._length:
             raise _wrong_length(given, self._length)

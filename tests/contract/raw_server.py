@@ -89,6 +89,10 @@ class RawPeer:
         """Bytes that the kernel does not take, because the client does not read."""
         return self._writer.transport.get_write_buffer_size()
 
+    def send_eof(self) -> None:
+        """End our side alone."""
+        self._writer.write_eof()
+
     def close(self) -> None:
         """End the connection; where the client's bytes are unread, the kernel resets it."""
         self._writer.close()
@@ -98,6 +102,12 @@ class RawPeer:
         connection = self._writer.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
+
+
+def reset(connection: socket.socket) -> None:
+    """Close a blocking socket with RST, before this returns."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
 
 
 class RawServer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -16,7 +17,7 @@ import pytest
 import uvloop
 
 from proxy.upstream.transport import UpstreamStream, UpstreamTransport
-from tests.contract.raw_server import PATIENCE_S, TLS_NAME, RawPeer, RawServer, tls_contexts
+from tests.contract.raw_server import PATIENCE_S, TLS_NAME, RawPeer, RawServer, reset, tls_contexts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -122,6 +123,7 @@ class Body(httpx.AsyncByteStream):
             if self._then is not None:
                 raise self._then
         finally:
+            await turns(3)  # whoever does not wait for the end is found out
             self.closed.set()
 
 
@@ -129,12 +131,12 @@ class Unending(Body):
     """A request body that gives what it has and then waits for more that never comes."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for chunk in super().__aiter__():
-            yield chunk
-        self.closed.clear()
         try:
+            for chunk in self._chunks:
+                yield chunk
             await asyncio.Event().wait()
         finally:
+            await turns(3)
             self.closed.set()
 
 
@@ -437,7 +439,7 @@ async def test_response_head_comes_down_as_it_was_sent(
 ) -> None:
     """Status, reason, version, and header pairs: order, case, repetition and bytes are kept."""
     answer = (
-        b"HTTP/1.1 299 Tr\xe8s bien\r\nX-A: 1\r\nx-a:caf\xe9\xff\r\nX-Empty:\r\nDate: d\r\n"
+        b"HTTP/1.1 299 Tr\xe8s bien\r\nX-A: 1\r\nx-a: \t caf\xe9\xff \t\r\nX-Empty:\r\nDate: d\r\n"
         b"Set-Cookie: a\r\nset-cookie: b\r\nX-A: 1\r\ncontent-LENGTH: 0\r\n\r\n"
     )
     response, _, _ = await ask(transport, server, answer)
@@ -474,6 +476,13 @@ async def test_response_is_the_same_however_it_is_cut(
     assert response.headers.raw[:2] == [(b"X-A", b"1"), (b"X-E", b"")]
     assert await read(response) == b"abcde"
     await ask_again(transport, peer, OK)
+
+
+async def test_trailers_are_dropped(transport: UpstreamTransport, server: RawServer) -> None:
+    """What comes after the last chunk becomes no header, also when all came in one read."""
+    answer = CHUNKED + b"1\r\na\r\n0\r\nAuthorization: x\r\n\r\n"
+    response, _, _ = await ask(transport, server, answer)
+    assert response.headers.raw == [(b"Transfer-Encoding", b"chunked")]
 
 
 @pytest.mark.parametrize("take", [read, piped], ids=["iterated", "pushed"])
@@ -776,6 +785,24 @@ async def test_chunk_framing_is_bounded(
         peer.send(endless)
         with pytest.raises(httpx.RemoteProtocolError, match="larger than 1000 bytes"):
             await patient(task)
+
+
+async def test_chunk_framing_is_not_added_up_over_a_stream(
+    make: MakeTransport, server: RawServer
+) -> None:
+    """A long stream whose framing comes apart from its data never reaches that limit."""
+    transport = make(max_response_head_bytes=200)
+    response, peer, _ = await ask(transport, server, CHUNKED)
+    calls: list[bytes] = []
+    async with running(stream_of(response).pipe_to(calls.append)) as task:
+        for count in range(1, 6):
+            peer.send(b"1;" + b"x" * 60 + b"\r\n")
+            await turns(3)
+            peer.send(b"a\r\n")
+            await until(lambda count=count: len(calls) == count)  # type: ignore[misc]
+        peer.send(b"0\r\n\r\n")
+        await patient(task)
+    assert calls == [b"a"] * 5
 
 
 @pytest.mark.parametrize("pushed", [False, True], ids=["iterated", "pushed"])
@@ -1139,6 +1166,60 @@ async def test_post_that_was_not_sent_whole_is_repeated(
     assert server.connections == 2
 
 
+async def test_small_post_that_the_kernel_did_not_take_is_repeated(
+    transport: UpstreamTransport, server: RawServer
+) -> None:
+    """Also the last few bytes in our own buffer count as not sent."""
+    stale = await idle_connection(transport, server)
+    (connection,) = transport._connections
+    assert connection._transport is not None
+    raw = connection._transport.get_extra_info("socket")
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # it grows no more
+    refused = 0
+    while refused < 20:  # fill the kernel's buffers behind its back, and the server's
+        try:
+            os.write(raw.fileno(), bytes(65536))
+            refused = 0
+        except BlockingIOError:
+            refused += 1
+            await turns(3)
+    async with running(transport.handle_async_request(post(b"hello"))) as task:
+        await until(lambda: not connection.usable)
+        await turns(3)
+        assert connection._transport.get_write_buffer_size() > 0
+        stale.reset()
+        fresh = await server.accept()
+        await fresh.head()
+        fresh.send(OK)
+        assert await read(await patient(task)) == b"ok"
+    assert server.connections == 2
+
+
+async def test_post_whose_first_write_fails_is_repeated(make: MakeTransport) -> None:
+    """A connection that was reset an instant ago, unnoticed, takes no byte: nothing was sent."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        transport = make(port=listener.getsockname()[1])
+
+        async def serve() -> socket.socket:
+            peer, _ = await loop.sock_accept(listener)
+            await loop.sock_recv(peer, 65536)
+            await loop.sock_sendall(peer, OK)
+            return peer
+
+        async with running(serve()) as first:
+            await read(await transport.handle_async_request(request()))
+            peer = await patient(first)
+        async with running(serve()) as second:
+            await turns(3)
+            reset(peer)  # no turn of the loop from here to the write
+            async with asyncio.timeout(PATIENCE_S):
+                response = await transport.handle_async_request(post(b"hello"))
+            assert await read(response) == b"ok"
+            (await patient(second)).close()
+
+
 async def test_streamed_body_that_was_pulled_is_not_repeated(
     transport: UpstreamTransport, server: RawServer
 ) -> None:
@@ -1227,6 +1308,30 @@ async def test_upload_is_held_back_by_upstream(
     assert body.pulls == 64
 
 
+async def test_upload_from_memory_leaves_the_loop_to_others(
+    transport: UpstreamTransport, server: RawServer
+) -> None:
+    """A body that never waits, to an upstream that takes all, is no busy loop."""
+    others = 0
+
+    async def tick() -> None:
+        nonlocal others
+        while True:
+            others += 1
+            await asyncio.sleep(0)
+
+    sent = post(Body(b"x" for _ in range(1000)), length=1000)
+    async with running(transport.handle_async_request(sent)) as task:
+        peer = await server.accept()
+        await peer.head()
+        async with running(tick()):
+            before = others
+            await peer.exactly(1000)
+            assert others - before > 100
+        peer.send(OK)
+        await patient(task)
+
+
 async def test_early_answer_comes_while_the_body_is_sent(
     transport: UpstreamTransport, server: RawServer
 ) -> None:
@@ -1280,6 +1385,51 @@ async def test_early_answer_is_not_lost_when_upstream_then_closes(
         response = await patient(task)
     assert response.status_code == 413
     assert await read(response) == b"big"
+
+
+@pytest.mark.parametrize("unread", [False, True], ids=["FIN", "RST"])
+async def test_answer_that_lies_unread_when_a_write_fails_is_not_lost(
+    make: MakeTransport, *, unread: bool
+) -> None:
+    """The write fails before the loop could read the answer: it is read all the same."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    class RefusedMeanwhile(Body):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"x" * 1000
+            # Without a turn of the loop, upstream answers and closes.
+            peer, _ = listener.accept()
+            if not unread:
+                peer.recv(65536)
+            peer.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nbig")
+            peer.close()
+            while True:
+                self.pulls += 1
+                yield b"x" * 1000
+
+    with listener:
+        transport = make(port=listener.getsockname()[1])
+        async with asyncio.timeout(PATIENCE_S):
+            body = RefusedMeanwhile()
+            response = await transport.handle_async_request(post(body))
+        assert response.status_code == 413
+        assert await read(response) == b"big"
+        assert body.pulls < 3
+
+
+async def test_half_closed_upstream_ends_an_upload(
+    transport: UpstreamTransport, server: RawServer
+) -> None:
+    """Upstream that ends its side without an answer and reads nothing more: an error, no hang."""
+    body = Body(b"x" * MIB for _ in range(64))
+    async with running(transport.handle_async_request(post(body, length=64 * MIB))) as task:
+        peer = await server.accept()
+        (connection,) = transport._connections
+        await until(lambda: connection._write_paused)
+        peer.send_eof()
+        with pytest.raises(httpx.RemoteProtocolError, match="without an answer"):
+            await patient(task)
+    assert body.closed.is_set()
 
 
 @pytest.mark.parametrize("chunks", [[], [b"abc"]], ids=["at once", "later"])
@@ -1405,6 +1555,17 @@ async def test_aclose_after_the_end_keeps_the_connection(
         assert await read(await patient(task)) == b"ok"
 
 
+async def test_closed_body_does_not_look_whole(
+    transport: UpstreamTransport, server: RawServer
+) -> None:
+    """Bytes that were dropped by aclose are missed, also when upstream had ended properly."""
+    response, _, _ = await ask(transport, server, OK)
+    chunks = aiter(stream_of(response))
+    await stream_of(response).aclose()
+    with pytest.raises(httpx.StreamClosed):
+        await anext(chunks)
+
+
 @pytest.mark.parametrize("pushed", [False, True], ids=["iterated", "pushed"])
 async def test_aclose_beside_a_reader_ends_it(
     transport: UpstreamTransport, server: RawServer, *, pushed: bool
@@ -1423,13 +1584,17 @@ async def test_aclose_beside_a_reader_ends_it(
 async def test_cancelled_pipe_closes_the_connection(
     transport: UpstreamTransport, server: RawServer
 ) -> None:
-    """Cancelling the push is leaving."""
-    response, peer, _ = await ask(transport, server, CHUNKED)
-    async with running(piped(response)) as task:
+    """Cancelling the push is leaving; the request's body is not pulled any more either."""
+    body = Unending([b"abc"])
+    response, peer, _ = await ask(transport, server, CHUNKED, post(body))
+    await peer.exactly(8)
+    async with running(stream_of(response).pipe_to(lambda _: None)) as task:
         await turns(3)
         task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert body.closed.is_set()
         assert await peer.left() == b""
-    assert task.cancelled()
 
 
 async def test_aclose_of_the_transport_ends_everything(
@@ -1457,6 +1622,19 @@ async def test_aclose_of_the_transport_ends_everything(
         assert await idle.left() == b""
     with pytest.raises(httpx.ConnectError, match="closed"):
         await transport.handle_async_request(request())
+    await turns(3)
+    assert server.connections == 2
+
+
+async def test_aclose_of_the_transport_while_connecting(
+    transport: UpstreamTransport, server: RawServer
+) -> None:
+    """A connection that comes after the end is closed, and its caller told."""
+    async with running(transport.handle_async_request(request())) as task:
+        await asyncio.sleep(0)
+        await transport.aclose()
+        with pytest.raises(httpx.ConnectError, match="closed"):
+            await patient(task)
 
 
 # Push and pull.
