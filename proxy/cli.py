@@ -159,6 +159,31 @@ _serve.__annotations__ = {parameter.name: parameter.annotation for parameter in 
 app.command("serve")(_serve)
 
 
+@app.command("drain")
+def _drain(
+    *,
+    admin: Annotated[
+        str, typer.Option(metavar="URL", help="The admin port of the running proxy.")
+    ] = "http://127.0.0.1:8081",
+) -> None:
+    """Ask a running proxy to take no new requests, and wait until none runs.
+
+    Made for a preStop hook. Exit status 1 if requests still ran when the proxy's grace was over.
+    """
+    import httpx  # noqa: PLC0415
+
+    try:
+        answer = httpx.post(f"{admin.rstrip('/')}/drain", timeout=None, trust_env=False)  # noqa: S113 - the proxy bounds it
+        answer.raise_for_status()
+        state = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise LastwordError(f"{admin} could not be asked to drain: {error}") from error
+    if not state["drained"]:
+        typer.echo(f"lastword: {state['active']} requests are still running", err=True)
+        raise typer.Exit(1)
+    typer.echo("drained")
+
+
 @app.command("fix")
 def _fix(
     file: Annotated[

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ipaddress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from proxy.core.corrector import Mode
@@ -72,6 +72,12 @@ def _networks(value: str) -> str:
     return value
 
 
+def _store_url(value: str) -> str:
+    if value != "memory:" and not (value.startswith("sqlite:") and len(value) > len("sqlite:")):
+        raise ValueError("must be memory: or sqlite:PATH")
+    return value
+
+
 def _path_prefix(value: str) -> str:
     if value and (not value.startswith("/") or value.endswith("/")):
         raise ValueError("must begin with a slash and not end with one, such as /llm")
@@ -101,11 +107,30 @@ class Settings(BaseSettings):
         " nothing. A request's Lastword-Correct header overrides it.",
     )
     background: Background = Field(
-        Background.PASS,
-        description="Who keeps background responses; only pass (vLLM does) is built in yet.",
+        Background.AUTO,
+        description="Who makes background responses: upstream (vLLM, with its store), proxy (the"
+        " proxy keeps the stream open), auto (upstream, or proxy where vLLM's store is off), or"
+        " pass (nothing is kept).",
     )
-    store: str = Field(
-        "memory:", description="Where copies of background responses are kept; not used by pass."
+    store: Annotated[str, AfterValidator(_store_url)] = Field(
+        "memory:",
+        description="Where copies of background responses are kept: memory: or sqlite:PATH.",
+    )
+    owner_headers: str = Field(
+        "authorization",
+        description="Comma-separated headers that tell users apart; a copy is its owner's alone.",
+    )
+    copy_ttl_s: Annotated[float, Field(gt=0)] = Field(
+        3600.0, description="How long a copy is kept after its end."
+    )
+    tombstone_ttl_s: Annotated[float, Field(gt=0)] = Field(
+        86400.0, description="How long it is remembered that a copy was deleted or has expired."
+    )
+    max_copy_bytes: Bytes = Field(64 * MIB, description="Largest copy; a larger one is not kept.")
+    max_store_bytes: Bytes | None = Field(
+        None,
+        description="Bytes of all copies; the oldest finished ones go first. By default 256 MiB in"
+        " memory:, 1 GiB in sqlite:.",
     )
     path_prefix: Annotated[str, AfterValidator(_path_prefix)] = Field(
         "", description="What stands before /v1/responses in the paths that clients use."
@@ -130,14 +155,34 @@ class Settings(BaseSettings):
     upstream_idle_s: Seconds = Field(
         600.0, description="How long upstream may be silent before its answer is given up; 0 = off."
     )
+    stall_check_s: Seconds = Field(
+        10.0,
+        description="After how much silence vLLM is asked about a background response; 0 = never.",
+    )
+    upstream_down_s: Seconds = Field(
+        10.0,
+        description="How long vLLM may be down before its background responses are given up.",
+    )
     upstream_keepalive_s: Annotated[float, Field(gt=0)] = Field(
         4.0, description="How long an idle upstream connection is kept; below vLLM's own 5 s."
+    )
+    heartbeat_s: Seconds = Field(
+        15.0, description="A sign of life is sent after so much silence on a stream; 0 = off."
+    )
+    heartbeat_kind: Literal["comment", "event"] = Field(
+        "comment", description="comment, which clients skip, or event, a keepalive event."
+    )
+    write_stall_s: Annotated[float, Field(gt=0)] = Field(
+        300.0, description="How long a client may take nothing before its connection is cut."
     )
     max_request_body_bytes: Bytes = Field(
         64 * MIB, description="Largest request body; a larger one is 413."
     )
     max_event_bytes: Bytes = Field(
         64 * MIB, description="Largest event that is looked at; a longer one passes uncorrected."
+    )
+    drain_delay_s: Seconds = Field(
+        0.0, description="How long new requests are still served after SIGTERM, when not ready."
     )
     shutdown_grace_s: Seconds = Field(
         25.0, description="How long running streams may go on after SIGTERM."
@@ -146,12 +191,17 @@ class Settings(BaseSettings):
         "auto", description="auto is console on a terminal and json elsewhere."
     )
 
-    @field_validator("background")
-    @classmethod
-    def _background_is_built(cls, value: Background) -> Background:
-        if value is not Background.PASS:
-            raise ValueError(f"{value} is not there yet; use pass, which leaves it to vLLM")
-        return value
+    @model_validator(mode="after")
+    def _heartbeats_need_an_end(self) -> Self:
+        """A heartbeat keeps every client waiting, so something must end a stuck engine's stream."""
+        if self.heartbeat_s and not self.upstream_idle_s:
+            raise ValueError("upstream_idle_s may be 0 only with heartbeat_s 0")
+        return self
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether background responses are kept; uncorrected streams never are."""
+        return self.background is not Background.PASS and self.correct is Mode.ON
 
 
 def load_settings(**given: object) -> Settings:
@@ -167,7 +217,9 @@ def load_settings(**given: object) -> Settings:
 
 
 def _explain(location: tuple[int | str, ...], message: str, kind: str) -> str:
-    name = str(location[0]) if location else "settings"
+    if not location:
+        return message.removeprefix("Value error, ")
+    name = str(location[0])
     option = f"--{name.replace('_', '-')} (LASTWORD_{name.upper()})"
     if kind == "missing":
         return f"{option} is missing"

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from proxy.background.owner import Owners
+from proxy.background.runs import Runs
+from proxy.errors import SettingsError
+from proxy.gateway.background import BackgroundRoutes
+from proxy.gateway.drain import Drain
 from proxy.gateway.relay import Relay
 from proxy.operations.admin import build_admin
 from proxy.operations.metrics import Metrics
+from proxy.store import Limits, StoreError
+from proxy.store.opening import open_store, owner_secret
 from proxy.upstream.client import UpstreamClient
 
 if TYPE_CHECKING:
@@ -15,6 +22,9 @@ if TYPE_CHECKING:
     from proxy.settings import Settings
 
 __all__ = ["Gateway"]
+
+_REASON = "The proxy is shutting down."
+_STOPPED_S = 1.0
 
 
 class Gateway:
@@ -29,9 +39,47 @@ class Gateway:
         self.settings = settings
         self.metrics = Metrics()
         self.client = UpstreamClient(settings)
-        self.traffic: ASGIApp = Relay(settings, self.client, self.metrics)
-        self.admin: ASGIApp = build_admin(self.metrics)
+        self.runs: Runs | None = None
+        background: BackgroundRoutes | None = None
+        if settings.keeps_copies:
+            self.runs, owners = _open_runs(settings, self.client, self.metrics)
+            background = BackgroundRoutes(settings, self.client, self.runs, owners)
+        self.drain = Drain(delay_s=settings.drain_delay_s, grace_s=settings.shutdown_grace_s)
+        self.traffic: ASGIApp = Relay(settings, self.client, self.metrics, background, self.drain)
+        self.admin: ASGIApp = build_admin(self.metrics, self.drain)
+
+    async def start(self) -> None:
+        """Take care of what an earlier process left open."""
+        if self.runs is not None:
+            await self.runs.start()
+
+    async def shut_down(self) -> None:
+        """Drain, then end properly what still runs: streams and runs alike."""
+        await self.drain.drain()
+        self.drain.stop_streams(_REASON)
+        if self.runs is not None:
+            await self.runs.aclose(_REASON)
+        await self.drain.emptied(_STOPPED_S)
 
     async def aclose(self) -> None:
-        """Close upstream's connections; harmless when repeated."""
+        """Let go of the store and of upstream's connections; harmless when repeated."""
+        if self.runs is not None:
+            await self.runs.aclose()
         await self.client.aclose()
+
+
+def _open_runs(settings: Settings, client: UpstreamClient, metrics: Metrics) -> tuple[Runs, Owners]:
+    limits = Limits(
+        copy_ttl_s=settings.copy_ttl_s,
+        tombstone_ttl_s=settings.tombstone_ttl_s,
+        max_copy_bytes=settings.max_copy_bytes,
+        max_store_bytes=settings.max_store_bytes,
+    )
+    try:
+        store = open_store(settings.store, limits)
+        secret = owner_secret(settings.store)
+    except StoreError as error:
+        raise SettingsError(f"--store: {error}") from error
+    names = [name.strip().lower().encode() for name in settings.owner_headers.split(",")]
+    owners = Owners([name for name in names if name], secret)
+    return Runs(settings, client, store, metrics), owners

@@ -23,11 +23,16 @@ from proxy.gateway.target import check_target
 from proxy.upstream.headers import Forwarding, response_headers, values
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from starlette.types import Receive, Scope, Send
 
+    from proxy.gateway.background import BackgroundRoutes
+    from proxy.gateway.drain import Drain
     from proxy.operations.metrics import Metrics
     from proxy.settings import Settings
     from proxy.upstream.client import UpstreamClient, UpstreamResponse
+    from proxy.upstream.headers import Pairs
 
 __all__ = ["Relay"]
 
@@ -42,10 +47,19 @@ log = structlog.stdlib.get_logger("lastword")
 class Relay:
     """The traffic port's application."""
 
-    def __init__(self, settings: Settings, client: UpstreamClient, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        client: UpstreamClient,
+        metrics: Metrics,
+        background: BackgroundRoutes | None,
+        drain: Drain,
+    ) -> None:
         self._settings = settings
         self._client = client
         self._metrics = metrics
+        self._background = background
+        self._drain = drain
         self._routes = ResponsesRoutes(settings.path_prefix)
         self._forwarding = Forwarding(
             trusted_networks=tuple(
@@ -60,7 +74,8 @@ class Relay:
         """Serve one request; every error becomes an answer or a cut, and a log line."""
         down = Downstream(scope, receive, send)
         try:
-            await down.while_here(lambda: self._serve(down))
+            with self._drain.request():
+                await down.while_here(lambda: self._serve(down))
         except ClientGoneError:
             return
         except RequestError as error:
@@ -81,9 +96,16 @@ class Relay:
             )
 
     async def _serve(self, down: Downstream) -> None:
+        if self._drain.refusing:
+            raise RequestError(
+                503,
+                "This proxy is shutting down and takes no new requests; try again.",
+                headers=((b"retry-after", b"1"), (b"connection", b"close")),
+            )
         check_target(down.target)
-        creates = self._routes.is_create(down.method, down.path)
-        looked_at = creates or self._routes.is_retrieve(down.method, down.path)
+        routes = self._routes
+        creates = routes.is_create(down.method, down.path)
+        looked_at = creates or routes.retrieve_id(down.method, down.path) is not None
         mode = requested_mode(down.headers, self._settings.correct) if looked_at else Mode.OFF
         headers = self._forwarding.request_headers(
             down.headers,
@@ -92,19 +114,37 @@ class Relay:
             request_id=down.request_id,
             identity=looked_at and mode is not Mode.OFF,
         )
+        body: bytes | AsyncIterator[bytes] = b""
         limit = self._settings.max_request_body_bytes
-        if not down.has_body:
-            response = await self._client.open(down.method, down.target, headers, b"")
-        elif creates:
+        down.check_length(limit)
+        if creates:
             body = await down.body(limit)
-            response = await self._client.open(down.method, down.target, headers, body)
-        else:
-            chunks = down.chunks(limit)
-            response = await self._client.open(down.method, down.target, headers, chunks)
+        elif down.has_body:
+            body = down.chunks(limit)
+        if self._background is not None and await self._kept(down, body, headers):
+            return
+        response = await self._client.open(down.method, down.target, headers, body)
         try:
             await self._answer(down, response, mode)
         finally:
             await response.stream.aclose()
+
+    async def _kept(
+        self, down: Downstream, body: bytes | AsyncIterator[bytes], headers: Pairs
+    ) -> bool:
+        """Answer what concerns a response whose copy is kept here; False for all else."""
+        background, routes = self._background, self._routes
+        if background is None:
+            return False
+        if isinstance(body, bytes) and routes.is_create(down.method, down.path):
+            return await background.create(down, body, headers)
+        if (response_id := routes.retrieve_id(down.method, down.path)) is not None:
+            return await background.retrieve(down, response_id, headers)
+        if (response_id := routes.cancel_id(down.method, down.path)) is not None:
+            return await background.cancel(down, response_id, headers)
+        if (response_id := routes.delete_id(down.method, down.path)) is not None:
+            return await background.delete(down, response_id)
+        return False
 
     async def _answer(self, down: Downstream, response: UpstreamResponse, mode: Mode) -> None:
         """Send the head at once, then the body as it comes."""
@@ -150,17 +190,10 @@ class Relay:
     async def _relay_stream(
         self, down: Downstream, response: UpstreamResponse, mode: Mode, *, compressed: bool
     ) -> None:
-        settings = self._settings
-        relay = StreamRelay(
-            down,
-            response.stream,
-            mode=mode,
-            max_event_bytes=settings.max_event_bytes,
-            idle_s=settings.upstream_idle_s,
-            on_lost=settings.on_lost_upstream,
-        )
+        relay = StreamRelay(down, response.stream, mode=mode, settings=self._settings)
         try:
-            await relay.run(compressed=compressed)
+            with self._drain.stream(relay):
+                await relay.run(compressed=compressed)
         finally:
             self._metrics.count_stream(relay.corrector, mode)
             if relay.corrector.contradiction and relay.corrector.terminal is not None:

@@ -18,7 +18,7 @@ CORRECT_HEADER = b"lastword-correct"
 
 
 class ResponsesRoutes:
-    """The two routes whose event streams are looked at, behind ``path_prefix``.
+    """The routes of responses, behind ``path_prefix``.
 
     Paths are matched percent-decoded, as vLLM's router does.
     """
@@ -26,15 +26,27 @@ class ResponsesRoutes:
     def __init__(self, path_prefix: str = "") -> None:
         base = re.escape(path_prefix) + "/v1/responses"
         self._create = re.compile(base)
-        self._retrieve = re.compile(base + "/[^/]+")
+        self._retrieve = re.compile(base + "/([^/]+)")
+        self._cancel = re.compile(base + "/([^/]+)/cancel")
 
     def is_create(self, method: str, path: str) -> bool:
         """Whether this is ``POST /v1/responses``."""
         return method == "POST" and self._create.fullmatch(path) is not None
 
-    def is_retrieve(self, method: str, path: str) -> bool:
-        """Whether this is ``GET /v1/responses/{id}``."""
-        return method == "GET" and self._retrieve.fullmatch(path) is not None
+    def retrieve_id(self, method: str, path: str) -> str | None:
+        """The id if this is ``GET /v1/responses/{id}``."""
+        match = self._retrieve.fullmatch(path) if method == "GET" else None
+        return match[1] if match else None
+
+    def cancel_id(self, method: str, path: str) -> str | None:
+        """The id if this is ``POST /v1/responses/{id}/cancel``."""
+        match = self._cancel.fullmatch(path) if method == "POST" else None
+        return match[1] if match else None
+
+    def delete_id(self, method: str, path: str) -> str | None:
+        """The id if this is ``DELETE /v1/responses/{id}``."""
+        match = self._retrieve.fullmatch(path) if method == "DELETE" else None
+        return match[1] if match else None
 
 
 def requested_mode(headers: Pairs, default: Mode) -> Mode:

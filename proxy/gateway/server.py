@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -16,7 +17,7 @@ from proxy.gateway.app import Gateway
 from proxy.gateway.protocol import LastwordProtocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from starlette.types import ASGIApp
 
@@ -27,17 +28,56 @@ __all__ = ["Running", "listening", "running", "serve"]
 BACKLOG = 2048
 # Longer than the 60 s that gateways in front keep their connections: the client closes first.
 CLIENT_KEEPALIVE_S = 75
+# What the server still waits when everything that could be ended properly has been.
+LAST_GRACE_S = 1
 
 log = structlog.stdlib.get_logger("lastword")
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers: two in one process would fight over them."""
+    """uvicorn's server, stopped by a call instead of by signals and ten looks a second.
+
+    Two servers in one process would fight over the signals.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Take no new connections and end."""
+        self.should_exit = True
+        self._stopped.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to ``serve``."""
         yield
+
+    async def main_loop(self) -> None:
+        """Serve until told to stop."""
+        await self._stopped.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what is idle, give the rest a last moment, then cut it off."""
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_GRACE_S):
+                while state.connections or state.tasks:  # noqa: ASYNC110 - uvicorn tells nobody
+                    await asyncio.sleep(0.01)
+        tasks = list(state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(state.connections):
+            if (transport := getattr(connection, "transport", None)) is not None:
+                transport.abort()
 
 
 class Running:
@@ -60,11 +100,11 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         admin = stack.enter_context(_bind(settings.admin_host, settings.admin_port, "--admin-port"))
         gateway = Gateway(settings)
         stack.push_async_callback(gateway.aclose)
-        grace_s = settings.shutdown_grace_s
-        await stack.enter_async_context(_serving(gateway.admin, admin, grace_s, http="httptools"))
-        await stack.enter_async_context(
-            _serving(gateway.traffic, traffic, grace_s, http=LastwordProtocol)
-        )
+        await gateway.start()
+        protocol = partial(LastwordProtocol, write_stall_s=settings.write_stall_s)
+        await stack.enter_async_context(_serving(gateway.admin, admin, http="httptools"))
+        await stack.enter_async_context(_serving(gateway.traffic, traffic, http=protocol))
+        stack.push_async_callback(gateway.shut_down)
         yield Running(gateway, traffic, admin)
 
 
@@ -72,33 +112,40 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
 async def listening(app: ASGIApp) -> AsyncIterator[str]:
     """Serve any application on a free loopback port and give its URL."""
     with _bind("127.0.0.1", 0, "the port") as listener:
-        async with _serving(app, listener, 1, http="httptools"):
+        async with _serving(app, listener, http="httptools"):
             yield _url(listener)
 
 
 @contextlib.asynccontextmanager
 async def _serving(
-    app: ASGIApp, listener: socket.socket, grace_s: float, *, http: type[LastwordProtocol] | str
+    app: ASGIApp, listener: socket.socket, *, http: Callable[..., LastwordProtocol] | str
 ) -> AsyncIterator[None]:
     """Serve one application until the block is left, and then until its requests are done."""
-    server = _server(app, grace_s, http=http)
+    server = _server(app, http=http)
     task = asyncio.create_task(server.serve(sockets=[listener]))  # noqa: TID251 - awaited below
     try:
         while not (server.started or task.done()):  # noqa: ASYNC110 - uvicorn offers no event
             await asyncio.sleep(0.005)
         yield
     finally:
-        server.should_exit = True
+        server.stop()
         await task
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT; a second one ends at once what still runs."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     async with running(settings) as proxy:
+
+        def on_signal() -> None:
+            """Begin to stop; when told again, wait for nobody."""
+            if stop.is_set():
+                proxy.gateway.drain.hurry()
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal)
         log.info(
             "ready",
             url=proxy.url,
@@ -111,11 +158,11 @@ async def serve(settings: Settings) -> None:
     log.info("stopped")
 
 
-def _server(app: ASGIApp, grace_s: float, *, http: type[LastwordProtocol] | str) -> _Server:
+def _server(app: ASGIApp, *, http: Callable[..., LastwordProtocol] | str) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
-            http=http,
+            http=http,  # type: ignore[arg-type]  # any callable that makes a protocol will do
             ws="none",
             lifespan="off",
             log_config=None,
@@ -124,7 +171,6 @@ def _server(app: ASGIApp, grace_s: float, *, http: type[LastwordProtocol] | str)
             server_header=False,
             date_header=False,
             timeout_keep_alive=CLIENT_KEEPALIVE_S,
-            timeout_graceful_shutdown=grace_s,  # type: ignore[arg-type]  # fractions work
             backlog=BACKLOG,
         )
     )

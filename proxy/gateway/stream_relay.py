@@ -14,11 +14,14 @@ import httpx
 
 from proxy.core.content_coding import InflateError, Inflater
 from proxy.core.corrector import Corrector, Mode
+from proxy.gateway.heartbeat import Heartbeat
 from proxy.settings import OnLostUpstream
 from proxy.upstream.client import lost_message
+from proxy.upstream.silence import SilenceLimit
 
 if TYPE_CHECKING:
     from proxy.gateway.downstream import Downstream
+    from proxy.settings import Settings
     from proxy.upstream.transport import UpstreamStream
 
 __all__ = ["StreamRelay"]
@@ -43,44 +46,49 @@ class StreamRelay:
         stream: UpstreamStream,
         *,
         mode: Mode,
-        max_event_bytes: int,
-        idle_s: float,
-        on_lost: OnLostUpstream,
+        settings: Settings,
     ) -> None:
         self._down = down
         self._writer = down.writer
         self._stream = stream
-        self._on_lost = on_lost
+        self._on_lost = settings.on_lost_upstream
+        self._stop_reason: str | None = None
         self._ends_itself = mode is Mode.ON
-        self._idle_s = idle_s
         self._loop = asyncio.get_running_loop()
-        self._heard_at = self._loop.time()
-        self._limit = asyncio.timeout(None)
-        self._idle_timer: asyncio.TimerHandle | None = None
+        self._silence = SilenceLimit(settings.upstream_idle_s, held_back=lambda: down.writer.paused)
         self._end_timer: asyncio.TimerHandle | None = None
         self._drained = 0
         self.lost: Exception | None = None
-        self.corrector = Corrector(mode, max_event_bytes=max_event_bytes)
+        self.corrector = Corrector(mode, max_event_bytes=settings.max_event_bytes)
+        self._heartbeat = Heartbeat(
+            self._writer,
+            self.corrector,
+            every_s=settings.heartbeat_s if mode is Mode.ON else 0,
+            kind=settings.heartbeat_kind,
+        )
 
     async def run(self, *, compressed: bool = False) -> None:
         """Relay until the stream has ended, one way or the other; the client's body is ended."""
-        if self._idle_s:
-            self._idle_timer = self._loop.call_later(self._idle_s, self._check_idle)
         try:
-            async with self._limit:
-                if compressed:
-                    await self._pull_compressed()
-                else:
-                    await self._down.pipe(self._stream, self._take)
+            async with self._silence:
+                with self._heartbeat:
+                    if compressed:
+                        await self._pull_compressed()
+                    else:
+                        await self._down.pipe(self._stream, self._take)
         except (TimeoutError, httpx.TransportError, InflateError) as error:
             self.lost = error
         except _DrainedEnoughError:
             pass
         finally:
-            for timer in (self._idle_timer, self._end_timer):
-                if timer is not None:
-                    timer.cancel()
+            if self._end_timer is not None:
+                self._end_timer.cancel()
         self._finish()
+
+    def stop(self, reason: str) -> None:
+        """End the stream now, as one that was lost, and tell the client why."""
+        self._stop_reason = reason
+        self._silence.end_after(0)
 
     async def _pull_compressed(self) -> None:
         inflater = Inflater()
@@ -91,7 +99,7 @@ class StreamRelay:
 
     def _take(self, chunk: bytes) -> None:
         """Take one chunk from upstream's socket."""
-        self._heard_at = self._loop.time()
+        self._silence.heard()
         corrector = self.corrector
         if self._writer.ended:
             self._drained += len(chunk)
@@ -104,20 +112,7 @@ class StreamRelay:
                 self._writer.end()
             elif self._end_timer is None:
                 self._end_timer = self._loop.call_later(END_WAIT_S, self._writer.end)
-                self._limit.reschedule(self._heard_at + END_WAIT_S + DRAIN_S)
-
-    def _check_idle(self) -> None:
-        """Give upstream up if it has been silent too long; a client that is full is no silence."""
-        now = self._loop.time()
-        if self._writer.paused:
-            self._heard_at = now
-        if self.corrector.ended and self._ends_itself:
-            return
-        due = self._heard_at + self._idle_s
-        if due <= now:
-            self._limit.reschedule(now)
-        else:
-            self._idle_timer = self._loop.call_at(due, self._check_idle)
+                self._silence.end_after(END_WAIT_S + DRAIN_S)
 
     def _finish(self) -> None:
         """End the client's body as the stream ended."""
@@ -134,7 +129,7 @@ class StreamRelay:
         elif self._on_lost is OnLostUpstream.ABORT:
             self._writer.cut()
         else:
-            failure = corrector.fail(lost_message(self.lost))
+            failure = corrector.fail(self._stop_reason or lost_message(self.lost))
             self._writer.write(failure)
             if failure and self._on_lost is OnLostUpstream.FAILED:
                 self._writer.end()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ipaddress
+from typing import TYPE_CHECKING, Protocol
 
-from fastapi import FastAPI
-from fastapi.responses import PlainTextResponse, Response
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 import proxy
@@ -16,7 +17,17 @@ if TYPE_CHECKING:
 __all__ = ["build_admin"]
 
 
-def build_admin(metrics: Metrics) -> FastAPI:
+class _Draining(Protocol):
+    """What the admin port asks of a drain."""
+
+    draining: bool
+    active: int
+
+    async def drain(self) -> bool:
+        """Refuse new requests and wait for the running ones."""
+
+
+def build_admin(metrics: Metrics, drain: _Draining) -> FastAPI:
     """Return the application that tells how the proxy is."""
     app = FastAPI(title="Lastword", version=proxy.__version__, redirect_slashes=False)
 
@@ -25,9 +36,31 @@ def build_admin(metrics: Metrics) -> FastAPI:
         """Say ok while the process serves at all."""
         return "ok\n"
 
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        """Say whether new requests should be sent here: not once the proxy drains."""
+        ready = not drain.draining
+        return JSONResponse({"ready": ready, "draining": not ready}, 200 if ready else 503)
+
+    @app.post("/drain")
+    async def drain_now(request: Request) -> JSONResponse:
+        """Take no new requests and answer when none runs any more, or the grace is over."""
+        peer = request.client.host if request.client else ""
+        if not _is_loopback(peer):
+            raise HTTPException(403, "Only a peer on the loopback interface may drain this proxy.")
+        drained = await drain.drain()
+        return JSONResponse({"drained": drained, "active": drain.active})
+
     @app.get("/metrics", response_class=Response)
     async def show_metrics() -> Response:
         """Return the metrics in Prometheus' text format."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
+
+
+def _is_loopback(peer: str) -> bool:
+    try:
+        return ipaddress.ip_address(peer).is_loopback
+    except ValueError:
+        return False

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter
 
+from proxy.core.corrector import Mode
+
 if TYPE_CHECKING:
-    from proxy.core.corrector import Corrector, Mode
+    from proxy.background.run import Run
+    from proxy.core.corrector import Corrector
 
 __all__ = ["Metrics"]
 
@@ -49,6 +52,20 @@ class Metrics:
             "Requests that upstream could not be asked or did not answer.",
             registry=self.registry,
         )
+
+        self.dropped_copies = Counter(
+            "lastword_dropped_copies",
+            "Copies of background responses that could not be kept.",
+            registry=self.registry,
+        )
+
+    def count_dropped_copy(self, reason: str) -> None:  # noqa: ARG002 - the log has it
+        """Count a copy that could not be kept."""
+        self.dropped_copies.inc()
+
+    def count_run(self, run: Run) -> None:
+        """Count what one background response was found to be."""
+        self.count_stream(run.corrector, Mode.ON)
 
     def count_stream(self, corrector: Corrector, mode: Mode) -> None:
         """Count what one stream was found to be."""

@@ -1,0 +1,1 @@
+"""Runs, which are background responses, and the readers that follow their copies."""

@@ -1,0 +1,110 @@
+"""Write one copy behind its run: a live event never waits for the store."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from proxy.store import CopyLostError, StoreError, StoreFullError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from proxy.store import Block, CopyKey, Store
+
+__all__ = ["Recorder"]
+
+# What may wait for the store; beyond it the store is too slow for this run.
+_MAX_PENDING_BYTES = 16 * 1024 * 1024
+
+
+class Recorder:
+    """Keep the copy of one run, one batch in flight while the next gathers.
+
+    ``on_stored`` is told how many blocks the store holds, ``on_lost`` once why the copy cannot
+    be kept any more; the run goes on without it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: CopyKey,
+        *,
+        on_stored: Callable[[int], None],
+        on_lost: Callable[[Exception], None],
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._on_stored = on_stored
+        self._on_lost = on_lost
+        self._pending: list[Block] = []
+        self._pending_bytes = 0
+        self._snapshot: bytes | None = None
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._ends = False
+        self._given_up: Exception | None = None
+
+    def add(self, blocks: list[Block], snapshot: bytes | None = None) -> None:
+        """Take blocks to be stored, and the response object if it has changed."""
+        if self._given_up is not None:
+            return
+        # What waits already tells: one event may be larger than the limit by itself.
+        if self._pending_bytes > _MAX_PENDING_BYTES:
+            self.give_up(StoreFullError("The store is too slow for this run."))
+            return
+        self._pending += blocks
+        self._pending_bytes += sum(len(block.raw) for block in blocks)
+        if snapshot is not None:
+            self._snapshot = snapshot
+        self._wake.set()
+
+    def close(self, *, ended: bool) -> None:
+        """Store what is pending, mark the copy as ended if it has, and stop."""
+        self._closing = True
+        self._ends = ended
+        self._wake.set()
+
+    def give_up(self, reason: Exception) -> None:
+        """Drop the copy: a part of it must not be taken for the whole."""
+        if self._given_up is None:
+            self._given_up = reason
+            self._pending = []
+            self._wake.set()
+
+    async def run(self, *, create: tuple[bytes, bytes] | None, stored: int = 0) -> None:
+        """Write until closed.
+
+        ``create`` is (meta, snapshot) of a new copy; None goes on with one that holds ``stored``
+        blocks.
+        """
+        try:
+            if create is not None:
+                await self._create(*create)
+            await self._write(stored)
+        except StoreError as error:
+            self._given_up = error
+            self._pending = []
+            self._on_lost(error)
+
+    async def _create(self, meta: bytes, snapshot: bytes) -> None:
+        if await self._store.create(self._key, meta=meta, snapshot=snapshot) is not None:
+            raise CopyLostError("A copy under this response id is there already.")
+
+    async def _write(self, stored: int) -> None:
+        while True:
+            if self._given_up is not None:
+                raise self._given_up
+            if self._pending or self._snapshot is not None:
+                batch, self._pending, self._pending_bytes = self._pending, [], 0
+                snapshot, self._snapshot = self._snapshot, None
+                await self._store.append(self._key, stored, batch, snapshot=snapshot)
+                stored += len(batch)
+                self._on_stored(stored)
+            elif self._closing:
+                break
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+        if self._ends:
+            await self._store.end(self._key)

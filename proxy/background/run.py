@@ -1,0 +1,330 @@
+"""One background response while it is made: its events, its copy, its followers."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from proxy.background.recorder import Recorder
+from proxy.core.background import mark_background, sequence_number
+from proxy.core.corrector import Corrector
+from proxy.core.event_stream import parse_event
+from proxy.core.json_edit import set_member
+from proxy.core.output_items import OutputItems
+from proxy.core.responses import read_payload
+from proxy.store import Block, CopyLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from proxy.store import CopyKey, Store
+
+__all__ = ["Run", "RunMode", "Sink", "State"]
+
+# What is kept in memory of blocks that the store has, so that followers close behind need no read.
+_TAIL_BYTES = 64 * 1024
+_READ_BYTES = 256 * 1024
+
+
+class RunMode(StrEnum):
+    """Who makes the response go on without its client."""
+
+    UPSTREAM = "upstream"
+    PROXY = "proxy"
+
+
+class State(StrEnum):
+    """How far a run is, for its followers."""
+
+    OPEN = "open"
+    ENDED = "ended"
+    ELSEWHERE = "elsewhere"  # this process stops following it; vLLM makes it still
+
+
+class Sink(Protocol):
+    """Where a follower's bytes go: the client's side of a response."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client takes no more at the moment."""
+
+    def write(self, data: bytes) -> None:
+        """Write whole blocks."""
+
+    async def drain(self) -> None:
+        """Wait until the client takes more."""
+
+
+class _Live:
+    """A follower that has all there is and gets the next events as they come."""
+
+    __slots__ = ("index", "sink", "woken")
+
+    def __init__(self, index: int, sink: Sink, woken: asyncio.Future[None]) -> None:
+        self.index = index
+        self.sink = sink
+        self.woken = woken
+
+    def wake(self) -> None:
+        if not self.woken.done():
+            self.woken.set_result(None)
+
+
+class _Full:
+    """A sink that takes nothing: its follower is only woken."""
+
+    paused = True
+
+    def write(self, data: bytes) -> None:
+        """Take nothing."""
+
+    async def drain(self) -> None:
+        """Wait for nothing."""
+
+
+_FULL = _Full()
+
+
+class Run:
+    """The events of one run: published to followers at once, recorded behind them.
+
+    The blocks are numbered from 0; ``first`` is the index of the first that is still in memory.
+    ``created`` is done once the response has an id, for which ``on_created`` gives the copy's
+    key, and ``created_response`` is the response object as it was then.  ``closed`` is set once
+    the copy is safe.  ``on_dropped`` is told why a copy could not be kept.
+    """
+
+    def __init__(
+        self,
+        mode: RunMode,
+        *,
+        store: Store,
+        max_event_bytes: int,
+        on_dropped: Callable[[Run, str], None],
+        meta: bytes,
+    ) -> None:
+        self.mode = mode
+        self.meta = meta
+        self.key: CopyKey | None = None
+        self.state = State.OPEN
+        self.cancelled = False
+        self.copy_lost = False
+        self.corrector = Corrector(max_event_bytes=max_event_bytes)
+        self.created: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.created_response = b"{}"
+        self.closed = asyncio.Event()
+        self.first = 0
+        self.total = 0
+        self._number = -1
+        self._numbered = False
+        self._tail: list[Block] = []
+        self._tail_bytes = 0
+        self._stored = 0
+        self._live: set[_Live] = set()
+        self._items = OutputItems()
+        self._store = store
+        self.on_created: Callable[[str], CopyKey] | None = None
+        self._on_dropped = on_dropped
+        self._recorder: Recorder | None = None
+        self._recording: asyncio.Task[None] | None = None
+        self._flaw: str | None = None  # why no copy can be kept
+
+    # What comes from upstream.
+
+    def take(self, chunk: bytes) -> None:
+        """Take one chunk of upstream's event stream."""
+        self._publish(self.corrector.feed_blocks(chunk))
+
+    def finish(self) -> None:
+        """Take the end of upstream's body: a terminal event without its blank line is completed."""
+        tail = self.corrector.finish()
+        if tail:
+            self._publish([tail])
+
+    def fail(self, message: str) -> None:
+        """End the run with ``response.failed``, unless it has ended."""
+        self._publish_own(self.corrector.fail(message))
+
+    def cancel(self) -> None:
+        """End the run as cancelled, unless it has ended."""
+        self.cancelled = not self.corrector.ended
+        self._publish_own(self.corrector.cancel())
+
+    def resume(self, key: CopyKey, *, snapshot: bytes, last_number: int, blocks: int) -> None:
+        """Go on with a copy that the store holds already."""
+        self.key = key
+        self.corrector.resume(snapshot, last_number)
+        self._number, self._numbered = last_number, last_number >= 0
+        self.first = self.total = self._stored = blocks
+        self.created.set_result(None)
+        self._start_recording(None)
+
+    async def close(self, state: State) -> None:
+        """Let the followers go, store what is pending, and return when the copy is safe."""
+        self.state = state
+        for live in list(self._live):
+            live.wake()
+        if self._recorder is not None and self._recording is not None:
+            self._recorder.close(ended=state is State.ENDED)
+            await self._recording
+        self.closed.set()
+
+    # What followers read.
+
+    @property
+    def snapshot(self) -> bytes | None:
+        """The response object as of now."""
+        response = self.corrector.response
+        if response is None:
+            return None
+        if self.mode is RunMode.PROXY:
+            response = set_member(response, "background", b"true", first=True)
+        if self.corrector.ended:
+            response = self._items.fill(response)
+        return response
+
+    @property
+    def last_number(self) -> int:
+        """The number of the last event, -1 before the first."""
+        return self._number
+
+    async def index_after(self, number: int) -> int:
+        """Tell the index of the first block behind the event of this number, which may be to come.
+
+        A cursor is ahead of a run whose last blocks a crash has lost, until vLLM has told them
+        again.
+        """
+        while number > self._number and self.state is State.OPEN:
+            await self.live(self.total, _FULL)
+        return await self._index_after(number)
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        """Return blocks in memory from ``index`` on, and the index behind them."""
+        pieces: list[bytes] = []
+        size = 0
+        for block in self._tail[index - self.first :]:
+            pieces.append(block.raw)
+            size += len(block.raw)
+            if size >= _READ_BYTES:
+                break
+        return b"".join(pieces), index + len(pieces)
+
+    async def live(self, index: int, sink: Sink) -> int:
+        """Write to ``sink`` what comes from now on; return once it is full or the run is over.
+
+        ``index`` is what the follower has; what it has then is returned.
+        """
+        woken = asyncio.get_running_loop().create_future()
+        live = _Live(index, sink, woken)
+        self._live.add(live)
+        try:
+            await woken
+        finally:
+            self._live.discard(live)
+        return live.index
+
+    # Inside.
+
+    async def _index_after(self, number: int) -> int:
+        """Tell the index of the first block behind the event of this number."""
+        oldest = self._tail[0].number if self._tail else self._number
+        if number >= oldest or self.first == 0 or self.key is None:
+            return self.first + bisect_right(self._tail, number, key=lambda block: block.number)
+        return await self._store.index_after(self.key, number)
+
+    def _publish_own(self, block: bytes) -> None:
+        if block:
+            self._publish([block])
+
+    def _publish(self, blocks: list[bytes]) -> None:
+        """Hand blocks to all live followers and to the recorder."""
+        if not blocks:
+            return
+        if self.mode is RunMode.PROXY:
+            blocks = [mark_background(block) for block in blocks]
+        numbered = [Block(self._next_number(block), block) for block in blocks]
+        self._tail += numbered
+        self._tail_bytes += sum(map(len, blocks))
+        self.total += len(blocks)
+        if self._live:
+            self._deliver(b"".join(blocks), len(blocks))
+        if self.copy_lost:
+            self._forget_stored(self.total)
+        else:
+            self._record(numbered, blocks)
+
+    def _next_number(self, block: bytes) -> int:
+        """Return a block's number, its predecessor's if it has none; see that none is missing."""
+        self._items.take(block)
+        number = sequence_number(block)
+        if number is None:
+            return self._number
+        if self._numbered and number != self._number + 1:
+            self._flaw = f"upstream's numbers go from {self._number} to {number}"
+        self._numbered = True
+        self._number = max(number, self._number)
+        return self._number
+
+    def _deliver(self, data: bytes, count: int) -> None:
+        for live in list(self._live):
+            if live.sink.paused:  # it reads on by itself once it can
+                self._live.discard(live)
+                live.wake()
+            else:
+                live.sink.write(data)
+                live.index += count
+
+    def _record(self, numbered: list[Block], blocks: list[bytes]) -> None:
+        snapshot = self.snapshot if any(b'"response"' in block for block in blocks) else None
+        response_id = self.corrector.response_id
+        if self.key is None and response_id is not None and self.on_created is not None:
+            self.key = self.on_created(response_id)
+            self.created_response = _response_of(numbered) or b"{}"
+            self._start_recording((self.meta, snapshot or b"{}"))
+            if not self.created.done():
+                self.created.set_result(None)
+            numbered, snapshot = list(self._tail), None
+        if self.corrector.overlong_events:
+            self._flaw = "an event was longer than max_event_bytes"
+        if self._recorder is not None:
+            if self._flaw is not None:
+                self._recorder.give_up(CopyLostError(self._flaw))
+            self._recorder.add(numbered, snapshot)
+
+    def _start_recording(self, create: tuple[bytes, bytes] | None) -> None:
+        if self.key is None:
+            raise RuntimeError("a run is recorded once it has an id")
+        self._recorder = Recorder(
+            self._store, self.key, on_stored=self._forget_stored, on_lost=self._lose_copy
+        )
+        self._recording = asyncio.create_task(  # noqa: TID251 - awaited by close
+            self._recorder.run(create=create, stored=self._stored)
+        )
+
+    def _forget_stored(self, stored: int) -> None:
+        """Let go of blocks that the store has, but for the last few."""
+        self._stored = stored
+        drop = 0
+        while self.first + drop < stored and self._tail_bytes > _TAIL_BYTES:
+            self._tail_bytes -= len(self._tail[drop].raw)
+            drop += 1
+        if drop:
+            del self._tail[:drop]
+            self.first += drop
+
+    def _lose_copy(self, error: Exception) -> None:
+        """Go on without a copy: what followers have not read yet is kept within the tail's size."""
+        self.copy_lost = True
+        self._on_dropped(self, str(error))
+        self._forget_stored(self.total)
+
+
+def _response_of(blocks: list[Block]) -> bytes | None:
+    """Return the first response object that the blocks hold."""
+    for block in blocks:
+        payload = read_payload(parse_event(block.raw).payload())
+        if payload is not None and payload.response is not None:
+            return bytes(payload.response)
+    return None

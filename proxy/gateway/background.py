@@ -1,0 +1,376 @@
+"""Background responses over HTTP: created, followed, replayed, cancelled, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
+
+from proxy.background.follower import Ending, follow, replay
+from proxy.background.maker import Answer, read_answer
+from proxy.background.run import Run, RunMode
+from proxy.background.runs import RESPONSE_ID, Begun, Runs, not_found
+from proxy.core.background import as_queued, read_create, to_foreground, truth
+from proxy.core.responses import read_payload
+from proxy.errors import BadRequestError, RequestError
+from proxy.gateway.heartbeat import Heartbeat
+from proxy.settings import Background
+from proxy.store import CopyInfo, Gone, StoreError, Tombstone
+from proxy.upstream.headers import response_headers
+
+if TYPE_CHECKING:
+    from proxy.background.owner import Owners
+    from proxy.core.background import CreateRequest
+    from proxy.gateway.downstream import Downstream
+    from proxy.settings import Settings
+    from proxy.upstream.client import UpstreamClient
+    from proxy.upstream.headers import Pairs
+
+__all__ = ["BackgroundRoutes"]
+
+# How long auto believes that vLLM's store is off before it asks again.
+_PROXY_FOR_S = 60.0
+_STORE_OFF = "VLLM_ENABLE_RESPONSES_API_STORE"
+_EVENT_STREAM: Pairs = [(b"content-type", b"text/event-stream; charset=utf-8")]
+_ENDED = frozenset({"completed", "incomplete", "failed", "cancelled"})
+_BAD_REQUEST = 400
+_NOT_FOUND = 404
+_OK = 200
+_BODY_HEADERS = frozenset({b"content-length", b"content-type", b"transfer-encoding"})
+_FROM_THE_START = -2  # a comment before the first event has -1
+_LARGEST_NUMBER = 2**63 - 1  # what SQLite takes
+_NEVER_KEPT = "it was created without stream, and its events were not kept"
+
+
+class BackgroundRoutes:
+    """The routes of responses whose copies are kept here; each says whether it has answered."""
+
+    def __init__(
+        self, settings: Settings, client: UpstreamClient, runs: Runs, owners: Owners
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._runs = runs
+        self._owners = owners
+        self._proxy_until = 0.0
+
+    async def create(self, down: Downstream, body: bytes, headers: Pairs) -> bool:
+        """Answer a create that asks for a background response."""
+        asked = read_create(body)
+        if asked is None or not asked.background:
+            return False
+        if asked.request_id is not None and not RESPONSE_ID.fullmatch(asked.request_id):
+            raise BadRequestError(
+                _BAD_REQUEST,
+                "request_id must be 1 to 128 letters, digits, dots, underscores or hyphens.",
+                param="request_id",
+            )
+        if asked.request_id is not None and await self._follow_existing(down, body, asked, headers):
+            return True
+        mode = self._mode()
+        if mode is RunMode.PROXY and asked.store is False:
+            raise BadRequestError(
+                _BAD_REQUEST, "background can only be used when `store` is true", param="background"
+            )
+        begun = await self._begin(mode, down, body, asked, headers)
+        if isinstance(begun, Answer) and self._store_is_off(mode, begun.status, begun.body):
+            begun = await self._begin(RunMode.PROXY, down, body, asked, headers)
+        if isinstance(begun, Answer):
+            if not asked.stream:
+                await self._keep_owner(down, begun, body)
+            await self._answer(down, begun)
+        elif asked.stream:
+            await self._follow(down, begun.run, _FROM_THE_START, begun.headers)
+        else:
+            await down.answer_json(_OK, as_queued(begun.run.created_response))
+        return True
+
+    async def retrieve(self, down: Downstream, response_id: str, headers: Pairs) -> bool:
+        """Answer a GET of a response, or of its stream."""
+        found = await self._find(down, response_id)
+        if found is None:
+            return False
+        stream, after = _query(down.target)
+        if (why := _why_no_events(found)) is not None:
+            if stream:
+                raise _no_stream(why)
+            if not isinstance(found, Run):
+                return False  # vLLM may still know it
+        if isinstance(found, Tombstone):
+            return False
+        if isinstance(found, CopyInfo) and found.ended_at is None:
+            found = await self._runs.adopt(found, headers)
+        if not stream:
+            snapshot = found.snapshot or b"{}"
+            await down.answer_json(_OK, snapshot)
+        elif isinstance(found, Run):
+            await self._follow(down, found, after, None)
+        else:
+            await self._replay(down, found, after)
+        return True
+
+    async def cancel(self, down: Downstream, response_id: str, headers: Pairs) -> bool:
+        """Answer a cancel; where vLLM makes the response, it is cancelled there first."""
+        found = await self._find(down, response_id)
+        if isinstance(found, CopyInfo) and _is_object(found):
+            return False
+        if found is None or isinstance(found, Tombstone):
+            return False
+        if isinstance(found, CopyInfo) and found.ended_at is None:
+            found = await self._runs.adopt(found, headers)
+        if isinstance(found, Run) and not found.corrector.ended:
+            if found.mode is RunMode.UPSTREAM:
+                await self._cancel_upstream(down, headers)
+            await self._runs.cancel(found)
+        snapshot = found.snapshot or b"{}"
+        status = _status(snapshot)
+        if status != "cancelled":
+            if isinstance(found, CopyInfo) and status not in _ENDED:
+                return False
+            raise BadRequestError(
+                _BAD_REQUEST,
+                f"Cannot cancel {'an' if status == 'incomplete' else 'a'} {status} response.",
+                param="response_id",
+            )
+        await down.answer_json(_OK, snapshot)
+        return True
+
+    async def delete(self, down: Downstream, response_id: str) -> bool:
+        """Answer a DELETE."""
+        found = await self._find(down, response_id)
+        if isinstance(found, Run) and found.corrector.ended:
+            await found.closed.wait()  # its client has seen the end a moment before the store
+            found = await self._find(down, response_id)
+        if found is None or isinstance(found, Tombstone):
+            return False
+        if isinstance(found, Run) or found.ended_at is None:
+            raise BadRequestError(
+                _BAD_REQUEST,
+                "Cannot delete a response that is still in progress: cancel it first.",
+                param="response_id",
+            )
+        await self._runs.delete(found.key)
+        deleted = {"id": response_id, "object": "response", "deleted": True}
+        await down.answer_json(_OK, json.dumps(deleted, separators=(",", ":")).encode())
+        return True
+
+    # Inside.
+
+    def _mode(self) -> RunMode:
+        background = self._settings.background
+        if background is Background.AUTO:
+            believed = asyncio.get_running_loop().time() < self._proxy_until
+            return RunMode.PROXY if believed else RunMode.UPSTREAM
+        return RunMode(background.value)
+
+    def _store_is_off(self, mode: RunMode, status: int, body: bytes) -> bool:
+        """Whether vLLM refused because its store is off, and the proxy may do it instead."""
+        if (
+            self._settings.background is not Background.AUTO
+            or mode is not RunMode.UPSTREAM
+            or status != _BAD_REQUEST
+        ):
+            return False
+        payload = read_payload(body)
+        error = read_payload(bytes(payload.error)) if payload and payload.error else None
+        if error is None or _STORE_OFF not in (error.message or ""):
+            return False
+        self._proxy_until = asyncio.get_running_loop().time() + _PROXY_FOR_S
+        return True
+
+    async def _begin(
+        self,
+        mode: RunMode,
+        down: Downstream,
+        body: bytes,
+        asked: CreateRequest,
+        headers: Pairs,
+    ) -> Begun | Answer:
+        up = to_foreground(body) if mode is RunMode.PROXY else body
+        # A response that vLLM makes without a stream comes back as an answer, as it is.
+        sized = [
+            pair for pair in headers if pair[0] not in (b"content-length", b"transfer-encoding")
+        ]
+        sized.append((b"content-length", b"%d" % len(up)))
+        target = down.target
+        return await self._runs.begin(
+            mode,
+            self._owners.owner_of(down.headers),
+            path=target.partition(b"?")[0],
+            target=target,
+            headers=sized,
+            body=up,
+            asked=body,
+            request_id=asked.request_id,
+        )
+
+    async def _answer(self, down: Downstream, answer: Answer) -> None:
+        """Pass upstream's answer as it is."""
+        head = response_headers(
+            answer.headers,
+            request_id=down.request_id,
+            event_stream=False,
+            rewritten=True,
+            decoded=False,
+        )
+        await down.answer(answer.status, head, answer.body)
+
+    async def _keep_owner(self, down: Downstream, answer: Answer, asked: bytes) -> None:
+        """Keep whose a response is that vLLM makes without a stream."""
+        payload = read_payload(b'{"response":%b}' % answer.body) if answer.status == _OK else None
+        if payload is not None and payload.response_id is not None:
+            owner = self._owners.owner_of(down.headers)
+            await self._runs.keep_owner(owner, payload.response_id, asked)
+
+    async def _cancel_upstream(self, down: Downstream, headers: Pairs) -> None:
+        """Cancel at vLLM; what it answers does not matter, the copy ends here."""
+        response = await self._client.open("POST", down.target, _without_body(headers), b"")
+        await response.stream.aclose()
+
+    async def _follow_existing(
+        self, down: Downstream, body: bytes, asked: CreateRequest, headers: Pairs
+    ) -> bool:
+        """Answer a create whose ``request_id`` its owner has used already."""
+        found = await self._find(down, asked.request_id or "", mine_only=True)
+        if found is None or isinstance(found, Tombstone):
+            return False
+        meta = found.meta
+        self._runs.check_same(meta, body)
+        if isinstance(found, CopyInfo) and _is_object(found):
+            return await self._answer_object(down, found.key.response_id, headers)
+        if not asked.stream:
+            await down.answer_json(_OK, found.snapshot or b"{}")
+        elif isinstance(found, Run):
+            await self._follow(down, found, _FROM_THE_START, None)
+        else:
+            await self._replay(down, found, _FROM_THE_START)
+        return True
+
+    async def _answer_object(self, down: Downstream, response_id: str, headers: Pairs) -> bool:
+        """Answer with the response as vLLM has it; False if it has it no longer."""
+        target = b"%b/%b" % (down.target.partition(b"?")[0], response_id.encode())
+        response = await self._client.open("GET", target, _without_body(headers), b"")
+        try:
+            answer = await read_answer(response)
+        finally:
+            await response.stream.aclose()
+        if answer.status == _NOT_FOUND:
+            return False
+        await self._answer(down, answer)
+        return True
+
+    async def _find(
+        self, down: Downstream, response_id: str, *, mine_only: bool = False
+    ) -> Run | CopyInfo | Tombstone | None:
+        owner = self._owners.owner_of(down.headers)
+        try:
+            found = await self._runs.find(owner, response_id)
+        except StoreError as error:
+            raise RequestError(
+                503, f"The store of background responses does not answer: {error}"
+            ) from error
+        except BadRequestError:
+            if mine_only:
+                return None
+            raise
+        if isinstance(found, Tombstone) and found.reason is Gone.DELETED and not mine_only:
+            raise not_found(response_id)  # never asked from upstream
+        return found
+
+    async def _follow(
+        self, down: Downstream, run: Run, after: int, upstream_headers: Pairs | None
+    ) -> None:
+        await self._start_stream(down, upstream_headers)
+        heartbeat = Heartbeat(
+            down.writer,
+            run.corrector,
+            every_s=self._settings.heartbeat_s,
+            kind=self._settings.heartbeat_kind,
+        )
+        try:
+            with heartbeat:
+                ending = await follow(run, self._runs.store, after, down.writer)
+        except StoreError:
+            ending = Ending.LOST
+        self._end(down, ending)
+
+    async def _replay(self, down: Downstream, info: CopyInfo, after: int) -> None:
+        store = self._runs.store
+        try:
+            index = await store.index_after(info.key, after)
+        except StoreError as error:
+            raise RequestError(
+                503, f"The store of background responses does not answer: {error}"
+            ) from error
+        await self._start_stream(down, None)
+        try:
+            ending = await replay(store, info.key, index, info.blocks, down.writer)
+        except StoreError:
+            ending = Ending.LOST
+        self._end(down, ending)
+
+    async def _start_stream(self, down: Downstream, upstream_headers: Pairs | None) -> None:
+        head = response_headers(
+            upstream_headers or _EVENT_STREAM,
+            request_id=down.request_id,
+            event_stream=True,
+            rewritten=True,
+            decoded=False,
+        )
+        await down.start(_OK, head)
+
+    @staticmethod
+    def _end(down: Downstream, ending: Ending) -> None:
+        """End cleanly, also where the run goes on elsewhere; cut what can't be told any more."""
+        if ending is Ending.LOST:
+            down.writer.cut()
+        else:
+            down.writer.end()
+
+
+def _without_body(headers: Pairs) -> Pairs:
+    return [pair for pair in headers if pair[0] not in _BODY_HEADERS]
+
+
+def _is_object(info: CopyInfo) -> bool:
+    return b'"mode":"object"' in info.meta
+
+
+def _why_no_events(found: Run | CopyInfo | Tombstone) -> str | None:
+    """Say why the events of a response are not there to be streamed; None if they are."""
+    if isinstance(found, Tombstone):
+        return f"its events were kept for a time and are gone ({found.reason})"
+    if isinstance(found, Run):
+        return "its events could not be kept" if found.copy_lost else None
+    return (
+        "it was created without stream, and its events were not kept" if _is_object(found) else None
+    )
+
+
+def _status(snapshot: bytes) -> str:
+    payload = read_payload(b'{"response":%b}' % snapshot)
+    return (payload.status if payload else None) or "unknown"
+
+
+def _no_stream(why: str) -> BadRequestError:
+    return BadRequestError(
+        _BAD_REQUEST,
+        f"This response can no longer be streamed: {why}. GET without stream still works.",
+        param="stream",
+    )
+
+
+def _query(target: bytes) -> tuple[bool, int]:
+    """Read ``stream`` and ``starting_after`` as vLLM does: the last of repeated keys counts."""
+    query = dict(parse_qsl(target.partition(b"?")[2].decode("latin-1"), keep_blank_values=True))
+    stream = truth(query.get("stream", "false"))
+    if stream is None:
+        raise BadRequestError(_BAD_REQUEST, "stream must be true or false.", param="stream")
+    try:
+        after = int(query.get("starting_after", _FROM_THE_START))
+    except ValueError as error:
+        raise BadRequestError(
+            _BAD_REQUEST, "starting_after must be an integer.", param="starting_after"
+        ) from error
+    return stream, _FROM_THE_START if after < 0 else min(after, _LARGEST_NUMBER)
