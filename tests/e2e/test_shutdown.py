@@ -1,0 +1,237 @@
+"""SIGTERM, drain, and what becomes of the streams that still run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from tests.e2e.wire import RESPONSES, connect, exchange
+from tests.fake_responses_api import FakeResponsesApi
+from tests.fake_scripts import stream, vllm_events
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from tests.conftest import StartLastword
+    from tests.e2e.wire import Answer, Wire
+    from tests.fake_vllm import FakeVllm
+
+EVENTS = vllm_events()
+
+
+class Process:
+    """A real ``lastword serve``."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str, admin: str) -> None:
+        self.process = process
+        self.url = url
+        self.admin = admin
+
+    async def exit_status(self) -> int:
+        """Wait until it has ended."""
+        async with asyncio.timeout(15):
+            return await self.process.wait()
+
+
+@pytest.fixture
+async def serve(fake: FakeVllm) -> AsyncIterator[Callable[..., Awaitable[Process]]]:
+    """Give a function that starts the real command in front of the fake."""
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start(**settings: Any) -> Process:
+        options: dict[str, Any] = {"port": 0, "admin_port": 0, "heartbeat_s": 0} | settings
+        args = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "proxy", "serve", f"--upstream={fake.url}"),
+            *("--log-format=json", *args),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        started.append(process)
+        assert process.stderr is not None
+        async with asyncio.timeout(15):
+            ready = json.loads(await process.stderr.readline())
+        return Process(process, ready["url"], ready["admin"])
+
+    yield start
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def read_events(wire: Wire, answer: Answer, events: int) -> None:
+    """Read so many events, in however many chunks they come."""
+    while answer.body.count(b"\n\n") < events:
+        answer.chunks.append(await wire.chunk())
+
+
+async def not_ready(client: httpx.AsyncClient, admin: str) -> None:
+    """Ask the admin port until it says that the proxy is not ready."""
+    while (await client.get(f"{admin}/readyz")).status_code != 503:  # noqa: ASYNC110 - it is asked
+        await asyncio.sleep(0.01)
+
+
+async def test_idle_proxy_exits_with_0(serve: Callable[..., Awaitable[Process]]) -> None:
+    """Without requests SIGTERM ends the process at once, as does SIGINT."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        proxy = await serve()
+        proxy.process.send_signal(number)
+        assert await proxy.exit_status() == 0
+
+
+async def test_running_stream_may_finish(
+    fake: FakeVllm, serve: Callable[..., Awaitable[Process]]
+) -> None:
+    """Within the grace a running stream goes on to its end; new requests are 503."""
+    proxy = await serve(shutdown_grace_s=20)
+    fake.script(stream(EVENTS, gated=True))
+    fake.gate("0").open()
+    async with connect(proxy.url) as wire, connect(proxy.url) as later:
+        await wire.post()
+        answer = await wire.head()
+        answer.chunks.append(await wire.chunk())
+        proxy.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10), httpx.AsyncClient(trust_env=False) as client:
+            await not_ready(client, proxy.admin)
+            assert (await client.get(f"{proxy.admin}/livez")).status_code == 200
+        await later.post()
+        refused = await later.answer()
+        assert refused.status == 503
+        assert refused.values("retry-after") == [b"1"]
+        for number in range(len(EVENTS)):
+            fake.gate(str(number)).open()
+        fake.gate("ending").open()
+        await wire.body(answer)
+    assert answer.ending == "clean"
+    assert b"event: response.incomplete\n" in answer.body
+    assert await proxy.exit_status() == 0
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["grace over", "second signal"])
+async def test_what_is_left_is_ended_properly(
+    again: bool,  # noqa: FBT001 - a parameter
+    fake: FakeVllm,
+    serve: Callable[..., Awaitable[Process]],
+) -> None:
+    """After the grace, or a second signal, a stream ends with response.failed that says why."""
+    proxy = await serve(shutdown_grace_s=30 if again else 0.2)
+    fake.script(stream(EVENTS[:2], ending="hang"))
+    async with connect(proxy.url) as wire:
+        await wire.post()
+        answer = await wire.head()
+        await read_events(wire, answer, 2)
+        proxy.process.send_signal(signal.SIGTERM)
+        if again:
+            async with asyncio.timeout(10), httpx.AsyncClient(trust_env=False) as client:
+                await not_ready(client, proxy.admin)
+            proxy.process.send_signal(signal.SIGTERM)
+        await wire.body(answer)
+    assert answer.ending == "cut"
+    failed = answer.body.removeprefix(b"".join(EVENTS[:2]))
+    assert failed.startswith(b"event: response.failed\n")
+    assert b"The proxy is shutting down." in failed
+    assert await proxy.exit_status() == 0
+
+
+@pytest.mark.parametrize("background", ["proxy", "upstream"])
+async def test_runs_at_shutdown(
+    background: str, tmp_path: Path, fake: FakeVllm, serve: Callable[..., Awaitable[Process]]
+) -> None:
+    """A run of the proxy's own fails; one that vLLM makes is left to it, without a false ending."""
+    api = FakeResponsesApi(fake, gated=True)
+    settings = {
+        "background": background,
+        "store": f"sqlite:{tmp_path}/copies.db",
+        "shutdown_grace_s": 0.2,
+    }
+    proxy = await serve(**settings)
+    body = {"stream": True, "background": True, "request_id": "r"}
+    async with connect(proxy.url) as wire:
+        await wire.post(json.dumps(body).encode())
+        await fake.until(lambda: "r" in api.runs)
+        api.step("r", 3)
+        answer = await wire.head()
+        await read_events(wire, answer, 3)
+        proxy.process.send_signal(signal.SIGTERM)
+        await wire.body(answer)
+    assert answer.ending == "clean"
+    assert await proxy.exit_status() == 0
+    failed = b"event: response.failed\n" in answer.body
+    assert failed is (background == "proxy")
+
+    again = await serve(**settings)
+    api.step("r", 100)
+    replay = await exchange(again.url, "GET", f"{RESPONSES}/r?stream=true")
+    assert replay.ending == "clean"
+    assert replay.body.startswith(answer.body)
+    assert (replay.body == answer.body) is failed
+    if not failed:
+        assert replay.body == b"".join(api.runs["r"].events)
+
+
+async def test_drain_waits_until_empty(fake: FakeVllm, lastword: StartLastword) -> None:
+    """/drain answers once nothing runs any more, and the proxy is not ready from then on."""
+    proxy = await lastword()
+    fake.script(stream(EVENTS, gated=True))
+    fake.gate("0").open()
+    async with connect(proxy.url) as wire, httpx.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"{proxy.admin_url}/readyz")).status_code == 200
+        await wire.post()
+        answer = await wire.head()
+        await wire.chunk()
+        draining = asyncio.create_task(client.post(f"{proxy.admin_url}/drain", timeout=20))
+        async with asyncio.timeout(10), httpx.AsyncClient(trust_env=False) as other:
+            await not_ready(other, proxy.admin_url)
+        assert not draining.done()
+        for number in range(len(EVENTS)):
+            fake.gate(str(number)).open()
+        fake.gate("ending").open()
+        await wire.body(answer)
+        drained = await draining
+    assert drained.json() == {"drained": True, "active": 0}
+    assert answer.ending == "clean"
+
+
+async def test_lastword_drain(fake: FakeVllm, lastword: StartLastword) -> None:
+    """The command drains a running proxy, and says so if there is none."""
+    proxy = await lastword()
+
+    async def drain(url: str) -> tuple[int | None, bytes]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "proxy", "drain", "--admin", url),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        async with asyncio.timeout(15):
+            out, _ = await process.communicate()
+        return process.returncode, out
+
+    assert await drain(proxy.admin_url) == (0, b"drained\n")
+    status, out = await drain("http://127.0.0.1:1")
+    assert status == 2
+    assert b"could not be asked to drain" in out
+
+
+async def test_drain_delay(fake: FakeVllm, lastword: StartLastword) -> None:
+    """For drain_delay_s new requests are still served, though the proxy is not ready."""
+    proxy = await lastword(drain_delay_s=1.0)
+    fake.script(stream(EVENTS))
+    async with httpx.AsyncClient(trust_env=False) as client:
+        draining = asyncio.create_task(client.post(f"{proxy.admin_url}/drain", timeout=20))
+        async with asyncio.timeout(10), httpx.AsyncClient(trust_env=False) as other:
+            await not_ready(other, proxy.admin_url)
+        async with connect(proxy.url) as wire:
+            await wire.post()
+            answer = await wire.answer()
+        await draining
+        async with connect(proxy.url) as wire:
+            await wire.post()
+            refused = await wire.answer()
+    assert (answer.status, refused.status) == (200, 503)
