@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from proxy.errors import SettingsError, UpstreamError
+from proxy.errors import BadRequestError, SettingsError, UpstreamError
 from proxy.upstream.transport import UpstreamStream, UpstreamTransport
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class UpstreamClient:
         """Send a request and return when the response's head has come.
 
         The caller closes ``response.stream``.  Raises ``UpstreamError``: 502 if upstream cannot
-        be reached or breaks off, 504 if it does not answer in time.
+        be reached or breaks off, 504 if it does not answer in time; and ``BadRequestError`` for a
+        request that is no HTTP.
         """
         stream = httpx.ByteStream(body) if isinstance(body, bytes) else _IterableStream(body)
         request = httpx.Request(
@@ -77,8 +78,11 @@ class UpstreamClient:
                 "timeout": {"read": self._read_timeout_s},
             },
         )
+        request.method = method  # httpx would send it in capitals
         try:
             response = await self._transport.handle_async_request(request)
+        except httpx.LocalProtocolError as error:
+            raise BadRequestError(400, f"The request cannot be passed on: {error}.") from error
         except httpx.ConnectTimeout as error:
             raise self._error(504, "did not accept a connection in time", error) from error
         except httpx.TimeoutException as error:
