@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["run_demo"]
 
 _LAST = 4  # events shown of each stream
+_LEAVE_AFTER = 5  # events until the client of the background response leaves
 _TIMEOUT_S = 120
 _REQUEST = {"model": "tiny", "input": "moby", "temperature": 0, "max_output_tokens": 6}
 # What differs between two runs of the same request on one server.
@@ -66,8 +67,44 @@ async def run_demo(*, vllm: bool = False) -> bool:
         console.print(f"Request:  POST /v1/responses {_REQUEST} and stream=True\n")
         bare = await _ask(upstream.url)
         corrected = await _ask(proxy.url)
-    console.print(_table(bare, corrected))
-    return _verdict(console, bare, corrected, recorded=upstream.recorded)
+        console.print(_table(bare, corrected))
+        equal = _verdict(console, bare, corrected, recorded=upstream.recorded)
+        return await _show_background(console, proxy.url) and equal
+
+
+async def _show_background(console: Console, url: str) -> bool:
+    """Leave a background response, resume it behind the last event, and replay it whole."""
+    body = _REQUEST | {"stream": True, "background": True}
+    before = b""
+    async with httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_S, base_url=url) as client:
+        async with client.stream("POST", "/v1/responses", json=body) as response:
+            async for chunk in response.aiter_raw():
+                before += chunk
+                if before.count(b"\n\n") >= _LEAVE_AFTER:
+                    break
+        blocks = EventStreamDecoder().feed(before)
+        created = read_payload(parse_event(blocks[0]).payload()) if blocks else None
+        if created is None or created.response_id is None:
+            console.print(f"The background response did not begin: {before!r}", style="red")
+            return False
+        place = f"/v1/responses/{created.response_id}?stream=true"
+        number = len(blocks) - 1
+        after = (await client.get(f"{place}&starting_after={number}")).content
+        replay = (await client.get(place)).content
+    told = len(EventStreamDecoder().feed(after))
+    console.print(
+        f"\nIn the background: the client left after event {number}, came back with"
+        f" starting_after={number} and got the other {told}."
+    )
+    if b"".join(blocks) + after != replay or b"event: response.incomplete" not in after:
+        console.print("The replay is not what the two connections got.", style="red")
+        return False
+    console.print(
+        f"The replay of all {len(blocks) + told} events equals what the two connections got,"
+        " byte for byte.",
+        style="green",
+    )
+    return True
 
 
 async def _ask(url: str) -> bytes:

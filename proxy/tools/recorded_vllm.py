@@ -6,7 +6,7 @@ import asyncio
 import importlib.resources
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 if TYPE_CHECKING:
@@ -16,6 +16,13 @@ __all__ = ["RECORDED_VERSION", "build_recorded_vllm", "recorded_events"]
 
 RECORDED_VERSION = "0.32.0"
 _SECONDS_PER_TOKEN = 0.04
+# What vLLM 0.32.0 answers to a background request when its store is off.
+_STORE_IS_OFF = (
+    b'{"error":{"message":"This vLLM engine does not support `store=True` and therefore does not'
+    b" support the background mode. To enable these features, set the environment variable"
+    b' `VLLM_ENABLE_RESPONSES_API_STORE=1` when launching the vLLM server.","type":'
+    b'"invalid_request_error","param":"background","code":400}}'
+)
 
 
 def recorded_events() -> list[bytes]:
@@ -27,7 +34,10 @@ def recorded_events() -> list[bytes]:
 
 
 def build_recorded_vllm() -> FastAPI:
-    """Return an application that answers every create with the recording, at token speed."""
+    """Return an application that answers every create with the recording, at token speed.
+
+    Its store is off, as vLLM's is by default: a background request is refused.
+    """
     app = FastAPI()
 
     async def play() -> AsyncIterator[bytes]:
@@ -36,7 +46,9 @@ def build_recorded_vllm() -> FastAPI:
             await asyncio.sleep(_SECONDS_PER_TOKEN)
 
     @app.post("/v1/responses")
-    async def create() -> StreamingResponse:
+    async def create(request: Request) -> Response:
+        if (await request.json()).get("background"):
+            return Response(_STORE_IS_OFF, 400, media_type="application/json")
         return StreamingResponse(play(), media_type="text/event-stream; charset=utf-8")
 
     return app
