@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
 import socket
 from functools import partial
@@ -136,6 +137,12 @@ async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; a second one ends at once what still runs."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    if settings.keeps_copies and not _is_loopback(settings.host):
+        log.warning(
+            "requests without any of the owner headers share one anonymous owner: whoever reaches"
+            " this port without them can read and cancel each other's background responses",
+            owner_headers=settings.owner_headers,
+        )
     async with running(settings) as proxy:
 
         def on_signal() -> None:
@@ -185,6 +192,13 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
         )
     except OSError as error:
         raise SettingsError(f"{option}: {host}:{port} cannot be bound: {error.strerror}") from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _url(listener: socket.socket) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from proxy import cli
 from tests.captures import ROOT as CAPTURES
 from tests.captures import corrected, load
 
@@ -75,6 +76,19 @@ def test_fix_of_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert b"cannot be read" in result.stderr
 
 
+def test_namesake_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the distribution proxy.py, whose package has our name, nothing is started."""
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: {"proxy.py": 1}[name])
+
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+
+    assert caught.value.code == 2
+    assert "environment of its own" in capsys.readouterr().err
+
+
 def test_demo() -> None:
     """The demo shows both endings and says that it plays a recording."""
     result = lastword("demo")
@@ -82,6 +96,7 @@ def test_demo() -> None:
     assert b"a recording of a real vLLM" in result.stdout
     assert b"response.completed" in result.stdout
     assert b"response.incomplete" in result.stdout
+    assert b"The replay of all 12 events equals" in result.stdout
     assert b"\x1b[" not in result.stdout  # plain in a pipe
 
 
