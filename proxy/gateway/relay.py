@@ -21,6 +21,7 @@ from proxy.gateway.routes import ResponsesRoutes, requested_mode
 from proxy.gateway.stream_relay import StreamRelay
 from proxy.gateway.target import check_target
 from proxy.upstream.headers import Forwarding, response_headers, values
+from proxy.upstream.silence import SilenceLimit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -178,14 +179,26 @@ class Relay:
             await self._pass(down, response)
 
     async def _pass(self, down: Downstream, response: UpstreamResponse) -> None:
-        """Pass a body as it comes; a cut stays a cut."""
+        """Pass a body as it comes; a cut stays a cut, and so does silence without an end."""
+        writer = down.writer
+        silence = SilenceLimit(self._settings.upstream_idle_s, held_back=lambda: writer.paused)
+
+        def take(chunk: bytes) -> None:
+            silence.heard()
+            writer.write(chunk)
+
         try:
-            await down.pipe(response.stream, down.writer.write)
-        except httpx.TransportError as error:
-            log.warning("upstream broke off within a body", error=str(error), path=down.path)
-            down.writer.cut()
+            async with silence:
+                await down.pipe(response.stream, take)
+        except (httpx.TransportError, TimeoutError) as error:
+            log.warning(
+                "upstream broke off within a body",
+                error=str(error) or "it was silent for too long",
+                path=down.path,
+            )
+            writer.cut()
         else:
-            down.writer.end()
+            writer.end()
 
     async def _relay_stream(
         self, down: Downstream, response: UpstreamResponse, mode: Mode, *, compressed: bool

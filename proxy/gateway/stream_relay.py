@@ -77,7 +77,8 @@ class StreamRelay:
                     else:
                         await self._down.pipe(self._stream, self._take)
         except (TimeoutError, httpx.TransportError, InflateError) as error:
-            self.lost = error
+            if not (self.corrector.ended and self._ends_itself):
+                self.lost = error
         except _DrainedEnoughError:
             pass
         finally:
@@ -117,7 +118,7 @@ class StreamRelay:
     def _finish(self) -> None:
         """End the client's body as the stream ended."""
         corrector = self.corrector
-        if self.lost is None or corrector.ended:
+        if self.lost is None:
             self._writer.write(corrector.finish())
         if not self._ends_itself:  # observed: the end is upstream's own
             if self.lost is None:

@@ -41,6 +41,16 @@ async def test_silent_upstream_of_a_direct_stream(fake: FakeVllm, lastword: Star
     assert last(answer)["status"] == "failed"
 
 
+async def test_silent_upstream_of_any_other_body(fake: FakeVllm, lastword: StartLastword) -> None:
+    """A chat stream that falls silent is cut after upstream_idle_s, with nothing added."""
+    proxy = await lastword(upstream_idle_s=0.3, heartbeat_s=0)
+    fake.script(stream(EVENTS[:3], ending="hang"))
+    async with connect(proxy.url) as wire:
+        await wire.request("POST", "/v1/chat/completions", [], b"{}")
+        answer = await wire.answer()
+    assert (answer.body, answer.ending) == (b"".join(EVENTS[:3]), "cut")
+
+
 @pytest.mark.parametrize(
     ("fault", "status", "message"),
     [
