@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import httpx
@@ -11,12 +12,14 @@ import httpx
 from proxy.background.run import Run, RunMode, State
 from proxy.background.stall import Finding, StallCheck
 from proxy.core.content_coding import DECODABLE, InflateError, Inflater
-from proxy.errors import UpstreamError
+from proxy.errors import RequestError, UpstreamError
 from proxy.upstream.client import lost_message
 from proxy.upstream.headers import values
 from proxy.upstream.silence import SilenceLimit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from proxy.upstream.client import UpstreamClient, UpstreamResponse
     from proxy.upstream.headers import Pairs
 
@@ -24,6 +27,7 @@ __all__ = ["Answer", "Maker", "MakerLimits", "read_answer"]
 
 END_WAIT_S = 0.2
 RETRY_PAUSE_S = 1.0
+_NAMELESS_BYTES = 16 * 1024 * 1024  # of a stream that does not say what it is about
 _ANSWER_BYTES = 16 * 1024 * 1024
 _SUCCESS = range(200, 300)
 _REFUSED = frozenset({401, 403})
@@ -101,10 +105,16 @@ class Maker:
     async def create(self, target: bytes, body: bytes) -> None:
         """Send the create request and make the run from its answer."""
         try:
-            response = await self._client.open("POST", target, self._headers, body)
-        except UpstreamError as failure:
+            async with asyncio.timeout(None) as self._asking:
+                response = await self._client.open("POST", target, self._headers, body)
+        except RequestError as failure:
             self.started.set_exception(failure)
             return
+        except TimeoutError:  # `stop` does not wait for upstream's head
+            self.started.set_exception(UpstreamError(503, self._reason))
+            return
+        finally:
+            self._asking = None
         try:
             if not _is_event_stream(response):
                 self.started.set_result(await read_answer(response))
@@ -190,25 +200,11 @@ class Maker:
         if self._stopping is not None:
             return None
         self._response = response
-        loop = asyncio.get_running_loop()
         silence = SilenceLimit(self._limits.idle_s)
-
-        def take(chunk: bytes) -> None:
-            silence.heard()
-            run.take(chunk)
-            if run.corrector.ended and self._end_timer is None:
-                self._end_timer = loop.call_later(END_WAIT_S, silence.end_after, 0)
-
         watch = asyncio.create_task(self._watch(silence, response))  # noqa: TID251 - ended below
         try:
             async with silence:
-                if _coding(response) in DECODABLE:
-                    inflater = Inflater()
-                    async for chunk in response.stream:
-                        for piece in inflater.feed(chunk):
-                            take(piece)
-                else:
-                    await response.stream.pipe_to(take)
+                await _pipe(response, partial(self._take, silence))
         except (httpx.TransportError, TimeoutError, httpx.StreamError, InflateError) as error:
             return error
         else:
@@ -218,8 +214,20 @@ class Maker:
             self._response = None
             if self._end_timer is not None:
                 self._end_timer.cancel()
+                self._end_timer = None
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
+
+    def _take(self, silence: SilenceLimit, chunk: bytes) -> None:
+        """Take one chunk from upstream's socket."""
+        silence.heard()
+        run = self.run
+        run.take(chunk)
+        if run.nameless_bytes > _NAMELESS_BYTES:
+            silence.end_after(0)
+        if run.corrector.ended and self._end_timer is None:
+            loop = asyncio.get_running_loop()
+            self._end_timer = loop.call_later(END_WAIT_S, silence.end_after, 0)
 
     async def _watch(self, silence: SilenceLimit, response: UpstreamResponse) -> None:
         """Ask vLLM about a run that has fallen silent, and end it if it will not speak again."""
@@ -265,8 +273,16 @@ class Maker:
         return target if number < 0 else target + b"&starting_after=%d" % number
 
 
-def _coding(response: UpstreamResponse) -> bytes:
-    return b",".join(values(response.headers.raw, b"content-encoding")).strip().lower()
+async def _pipe(response: UpstreamResponse, take: Callable[[bytes], None]) -> None:
+    """Hand the body to ``take`` as it comes, decoded where upstream compressed it all the same."""
+    coding = b",".join(values(response.headers.raw, b"content-encoding")).strip().lower()
+    if coding not in DECODABLE:
+        await response.stream.pipe_to(take)
+        return
+    inflater = Inflater()
+    async for chunk in response.stream:
+        for piece in inflater.feed(chunk):
+            take(piece)
 
 
 def _is_event_stream(response: UpstreamResponse) -> bool:

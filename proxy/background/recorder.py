@@ -44,6 +44,7 @@ class Recorder:
         self._closing = False
         self._ends = False
         self._given_up: Exception | None = None
+        self.holds = False  # whether there is a copy that is ours
 
     def add(self, blocks: list[Block], snapshot: bytes | None = None) -> None:
         """Take blocks to be stored, and the response object if it has changed."""
@@ -81,6 +82,7 @@ class Recorder:
         try:
             if create is not None:
                 await self._create(*create)
+            self.holds = True
             await self._write(stored)
         except StoreError as error:
             self._given_up = error

@@ -109,7 +109,6 @@ class Run:
         self.meta = meta
         self.key: CopyKey | None = None
         self.state = State.OPEN
-        self.cancelled = False
         self.copy_lost = False
         self.corrector = Corrector(max_event_bytes=max_event_bytes)
         self.created: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -149,7 +148,6 @@ class Run:
 
     def cancel(self) -> None:
         """End the run as cancelled, unless it has ended."""
-        self.cancelled = not self.corrector.ended
         self._publish_own(self.corrector.cancel())
 
     def resume(self, key: CopyKey, *, snapshot: bytes, last_number: int, blocks: int) -> None:
@@ -186,9 +184,19 @@ class Run:
         return response
 
     @property
+    def nameless_bytes(self) -> int:
+        """What is held of a stream that has not told its response's id yet."""
+        return self._tail_bytes if self.key is None else 0
+
+    @property
     def last_number(self) -> int:
         """The number of the last event, -1 before the first."""
         return self._number
+
+    @property
+    def holds_copy(self) -> bool:
+        """Whether the store has, or had, a copy that this run wrote."""
+        return self._recorder is not None and self._recorder.holds
 
     async def index_after(self, number: int) -> int:
         """Tell the index of the first block behind the event of this number, which may be to come.

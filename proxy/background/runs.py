@@ -349,7 +349,7 @@ class Runs:
             response_id=run.key.response_id if run.key else None,
             reason=reason,
         )
-        if run.key is not None:
+        if run.key is not None and run.holds_copy:
             self._own(self._drop_stored(run.key))
 
     async def _drop_stored(self, key: CopyKey) -> None:

@@ -63,13 +63,14 @@ class OutputItems:
 
 
 def _measure(output: bytes) -> tuple[int, int]:
-    """How much an output says: its items, and the length of their text and arguments."""
+    """How much an output says: its items, and the length of their text and arguments.
+
+    A message without a word is no item: vLLM tells of one that it then leaves out itself.
+    """
     try:
         items = _items.decode(output)
     except (msgspec.MsgspecError, RecursionError):
         return (0, 0)
-    size = sum(
-        len(item.arguments or "") + sum(len(part.text or "") for part in item.content or ())
-        for item in items
-    )
-    return (len(items), size)
+    texts = [sum(len(part.text or "") for part in item.content or ()) for item in items]
+    count = sum(item.content is None or text > 0 for item, text in zip(items, texts, strict=True))
+    return (count, sum(texts) + sum(len(item.arguments or "") for item in items))

@@ -40,7 +40,6 @@ _OK = 200
 _BODY_HEADERS = frozenset({b"content-length", b"content-type", b"transfer-encoding"})
 _FROM_THE_START = -2  # a comment before the first event has -1
 _LARGEST_NUMBER = 2**63 - 1  # what SQLite takes
-_NEVER_KEPT = "it was created without stream, and its events were not kept"
 
 
 class BackgroundRoutes:

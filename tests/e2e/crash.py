@@ -1,0 +1,82 @@
+"""A proxy in a process of its own, which a test may kill at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from tests.waiting import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+SERVE = ("-m", "proxy", "serve")
+COMMON = {"port": 0, "admin_port": 0, "heartbeat_s": 0, "log_format": "json"}
+IMPORTS = ["proxy.gateway.server", "proxy.operations.logs", "uvloop"]
+
+
+@asynccontextmanager
+async def killed(log: Path, **settings: Any) -> AsyncIterator[str]:
+    """Start ``lastword serve`` as its users do, give its URL, kill it in the end (SIGKILL)."""
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in (COMMON | settings).items()]
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *SERVE, *options, stderr=out, stdout=out
+        )
+    try:
+        yield await _url(log)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def killed_fork(log: Path, **settings: Any) -> AsyncIterator[str]:
+    """Do the same without a second of imports: the process is forked from one that has them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *IMPORTS])
+    process = context.Process(target=_serve, args=(str(log), COMMON | settings))
+    process.start()
+    try:
+        yield await _url(log)
+    finally:
+        process.kill()
+        await asyncio.to_thread(process.join)
+        process.close()
+
+
+def _serve(log: str, settings: dict[str, Any]) -> None:
+    import uvloop  # noqa: PLC0415 -- in the process that is forked from
+
+    from proxy.gateway.server import serve  # noqa: PLC0415
+    from proxy.operations.logs import configure_logs  # noqa: PLC0415
+    from proxy.settings import load_settings  # noqa: PLC0415
+
+    out = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    configure_logs("json")
+    uvloop.run(serve(load_settings(**settings)))
+
+
+async def _url(log: Path) -> str:
+    """Wait until the proxy says that it is ready, and where."""
+    async with asyncio.timeout(2 * PATIENCE_S):  # a busy machine takes long to import it all
+        while True:
+            if url := _told(log):
+                return url
+            await asyncio.sleep(0.01)
+
+
+def _told(log: Path) -> str | None:
+    for line in log.read_text().splitlines() if log.exists() else ():
+        if '"event": "ready"' in line and line.endswith("}"):
+            url: str = json.loads(line)["url"]
+            return url
+    return None
