@@ -152,7 +152,8 @@ class Maker:
         if run.mode is RunMode.UPSTREAM and run.key is not None:
             loop = asyncio.get_running_loop()
             give_up_at = loop.time() + self._limits.down_s
-            while not (run.corrector.ended or self._stopping):
+            # Silence has its limit; asking again would only begin another.
+            while not (run.corrector.ended or self._stopping or isinstance(error, TimeoutError)):
                 number = run.last_number
                 try:
                     async with asyncio.timeout(None) as self._asking:
@@ -177,7 +178,7 @@ class Maker:
                         await response.stream.aclose()
                 if run.last_number > number:
                     give_up_at = loop.time() + self._limits.down_s
-                if loop.time() >= give_up_at or isinstance(error, TimeoutError):
+                if loop.time() >= give_up_at:
                     break
         await self._close(error)
         return True

@@ -112,10 +112,10 @@ class BackgroundRoutes:
     async def cancel(self, down: Downstream, response_id: str, headers: Pairs) -> bool:
         """Answer a cancel; where vLLM makes the response, it is cancelled there first."""
         found = await self._find(down, response_id)
-        if isinstance(found, CopyInfo) and _is_object(found):
-            return False
         if found is None or isinstance(found, Tombstone):
             return False
+        if isinstance(found, CopyInfo) and _is_object(found):
+            return await self._cancel_object(down, headers)
         if isinstance(found, CopyInfo) and found.ended_at is None:
             found = await self._runs.adopt(found, headers)
         if isinstance(found, Run) and not found.corrector.ended:
@@ -127,15 +127,11 @@ class BackgroundRoutes:
         if status != "cancelled":
             if isinstance(found, CopyInfo) and status not in _ENDED:
                 return False
-            raise BadRequestError(
-                _BAD_REQUEST,
-                f"Cannot cancel {'an' if status == 'incomplete' else 'a'} {status} response.",
-                param="response_id",
-            )
+            raise _cannot_cancel(status)
         await down.answer_json(_OK, snapshot)
         return True
 
-    async def delete(self, down: Downstream, response_id: str) -> bool:
+    async def delete(self, down: Downstream, response_id: str, headers: Pairs) -> bool:
         """Answer a DELETE."""
         found = await self._find(down, response_id)
         if isinstance(found, Run) and found.corrector.ended:
@@ -143,7 +139,11 @@ class BackgroundRoutes:
             found = await self._find(down, response_id)
         if found is None or isinstance(found, Tombstone):
             return False
-        if isinstance(found, Run) or found.ended_at is None:
+        running = isinstance(found, Run) or found.ended_at is None
+        if isinstance(found, CopyInfo) and _is_object(found):
+            answer = await self._ask_vllm(down.target.partition(b"?")[0], headers)
+            running = answer.status == _OK and _status(answer.body) not in _ENDED
+        if running or isinstance(found, Run):
             raise BadRequestError(
                 _BAD_REQUEST,
                 "Cannot delete a response that is still in progress: cancel it first.",
@@ -249,15 +249,31 @@ class BackgroundRoutes:
     async def _answer_object(self, down: Downstream, response_id: str, headers: Pairs) -> bool:
         """Answer with the response as vLLM has it; False if it has it no longer."""
         target = b"%b/%b" % (down.target.partition(b"?")[0], response_id.encode())
-        response = await self._client.open("GET", target, _without_body(headers), b"")
-        try:
-            answer = await read_answer(response)
-        finally:
-            await response.stream.aclose()
+        answer = await self._ask_vllm(target, headers)
         if answer.status == _NOT_FOUND:
             return False
         await self._answer(down, answer)
         return True
+
+    async def _cancel_object(self, down: Downstream, headers: Pairs) -> bool:
+        """Answer a cancel of what vLLM keeps itself where its own answer would be wrong."""
+        target = down.target.partition(b"?")[0].removesuffix(b"/cancel")
+        answer = await self._ask_vllm(target, headers)
+        status = _status(answer.body) if answer.status == _OK else None
+        if status == "cancelled":
+            await down.answer_json(_OK, answer.body)
+            return True
+        if status in _ENDED:
+            raise _cannot_cancel(status)
+        return False
+
+    async def _ask_vllm(self, target: bytes, headers: Pairs) -> Answer:
+        """Get a response object that vLLM keeps."""
+        response = await self._client.open("GET", target, _without_body(headers), b"")
+        try:
+            return await read_answer(response)
+        finally:
+            await response.stream.aclose()
 
     async def _find(
         self, down: Downstream, response_id: str, *, mine_only: bool = False
@@ -350,6 +366,13 @@ def _why_no_events(found: Run | CopyInfo | Tombstone) -> str | None:
 def _status(snapshot: bytes) -> str:
     payload = read_payload(b'{"response":%b}' % snapshot)
     return (payload.status if payload else None) or "unknown"
+
+
+def _cannot_cancel(status: str) -> BadRequestError:
+    article = "an" if status == "incomplete" else "a"
+    return BadRequestError(
+        _BAD_REQUEST, f"Cannot cancel {article} {status} response.", param="response_id"
+    )
 
 
 def _no_stream(why: str) -> BadRequestError:

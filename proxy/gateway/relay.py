@@ -144,7 +144,7 @@ class Relay:
         if (response_id := routes.cancel_id(down.method, down.path)) is not None:
             return await background.cancel(down, response_id, headers)
         if (response_id := routes.delete_id(down.method, down.path)) is not None:
-            return await background.delete(down, response_id)
+            return await background.delete(down, response_id, headers)
         return False
 
     async def _answer(self, down: Downstream, response: UpstreamResponse, mode: Mode) -> None:

@@ -186,6 +186,7 @@ async def _recorded_vllm() -> AsyncIterator[_Upstream]:
 @contextlib.asynccontextmanager
 async def _real_vllm() -> AsyncIterator[_Upstream]:
     import asyncio  # noqa: PLC0415
+    import signal  # noqa: PLC0415
     import tempfile  # noqa: PLC0415
     from pathlib import Path  # noqa: PLC0415
 
@@ -199,8 +200,11 @@ async def _real_vllm() -> AsyncIterator[_Upstream]:
         )
     with tempfile.TemporaryDirectory(prefix="lastword-demo-") as directory:
         process = VllmProcess(python=python, model_dir=Path(directory) / "model")
-        await asyncio.to_thread(process.__enter__)
+        task = asyncio.current_task()
+        if task is not None:  # a vLLM must not outlive its demo
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         try:
+            await asyncio.to_thread(process.__enter__)
             yield _Upstream(process.url, f"a real vLLM at {process.url}", recorded=False)
         finally:
             await asyncio.to_thread(process.__exit__, None, None, None)

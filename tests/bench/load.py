@@ -214,7 +214,7 @@ class _Mark:
 
 def _request(plan: Plan) -> bytes:
     body = (
-        b'{"model":"bench","input":"Count.","stream":true,"max_output_tokens":%d,'
+        b'{"model":"bench","input":"Count.","stream":true,"background":true,"max_output_tokens":%d,'
         b'"metadata":{"rate":"%g"}}' % (plan.deltas, plan.rate)
     )
     return (

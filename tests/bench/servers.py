@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tests.bench.processes import await_port, free_port, pinned
@@ -87,17 +88,25 @@ def _nginx_path() -> str | None:
 
 
 @contextlib.contextmanager
-def _lastword(upstream: int, core: int, folder: Path) -> Iterator[Running]:
-    """Start this project's proxy as its command line does, with its defaults."""
+def _lastword(
+    upstream: int, core: int, folder: Path, *, background: str = "pass", store: str = "memory:"
+) -> Iterator[Running]:
+    """Start this project's proxy as its command line does.
+
+    Every request asks for a background response; `pass` relays it, `proxy` records it.
+    """
     port = free_port()
     log = folder / "lastword.log"
     command = [sys.executable, "-m", "proxy", "serve"]
-    command += ["--upstream", f"http://127.0.0.1:{upstream}", "--background", "pass"]
+    command += ["--upstream", f"http://127.0.0.1:{upstream}", "--background", background]
+    command += ["--store", store.format(folder=folder)]
     command += ["--port", str(port), "--admin-port", "0"]
     with pinned(command, core=core, log=log) as process:
         await_port(process, port, log)
         yield Running(port, process.pid)
 
+
+_SQLITE: Final = "sqlite:{folder}/copies.db"
 
 SERVERS: Final = (
     Server("direct", _direct),
@@ -107,4 +116,6 @@ SERVERS: Final = (
         lambda: "" if _nginx_path() else "not installed (Debian: apt-get install nginx-light)",
     ),
     Server("lastword", _lastword),
+    Server("recording", partial(_lastword, background="proxy")),
+    Server("recording-sqlite", partial(_lastword, background="proxy", store=_SQLITE)),
 )

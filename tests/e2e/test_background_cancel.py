@@ -184,3 +184,22 @@ async def test_delete_of_a_response_that_vllm_keeps(
     known = len(fake.requests)
     assert (await get(proxy.url)).status == 404
     assert len(fake.requests) == known
+
+
+async def test_response_that_vllm_keeps_is_cancelled_and_deleted_by_the_same_rules(
+    fake: FakeVllm, lastword: StartLastword
+) -> None:
+    """In flight it can't be deleted; cancelled twice is 200; what has ended can't be cancelled."""
+    proxy = await lastword(background="upstream")
+    api = FakeResponsesApi(fake, gated=True)
+    await create(proxy.url, stream=False)
+    assert refusal(await delete(proxy.url))[:2] == (400, "response_id")
+    cancels = [await cancel(proxy.url) for _ in range(2)]
+    assert [(x.status, x.json()["status"]) for x in cancels] == [(200, "cancelled")] * 2
+    assert (await delete(proxy.url)).json()["deleted"] is True
+
+    await create(proxy.url, stream=False)
+    api.step("resp_2", 100)
+    await fake.until(lambda: api.runs["resp_2"].ended)
+    answer = await cancel(proxy.url, response_id="resp_2")
+    assert refusal(answer) == (400, "response_id", "Cannot cancel a completed response.")
