@@ -29,7 +29,7 @@ demo: install ## see a truncated stream corrected; no vLLM needed (ARGS=--vllm: 
 	@$(VENV)/bin/lastword demo $(ARGS)
 
 test: install ## run the tests (ARGS: for pytest)
-	$(VENV)/bin/pytest $(ARGS)
+	$(VENV)/bin/pytest -n auto $(ARGS)
 
 run: install ## put the proxy in front of a vLLM: make run UPSTREAM=http://host:8000
 	@if [ -z '$(UPSTREAM)' ]; then \

@@ -115,6 +115,11 @@ class StreamRelay:
                 self._end_timer = self._loop.call_later(END_WAIT_S, self._writer.end)
                 self._silence.end_after(END_WAIT_S + DRAIN_S)
 
+    @property
+    def _is_empty_replay(self) -> bool:
+        """Whether this was a replay from behind the last event, which is empty and ends well."""
+        return self._down.method == "GET" and self.lost is None and not self.corrector.events
+
     def _finish(self) -> None:
         """End the client's body as the stream ended."""
         corrector = self.corrector
@@ -125,7 +130,7 @@ class StreamRelay:
                 self._writer.end()
             else:
                 self._writer.cut()
-        elif corrector.ended:
+        elif corrector.ended or self._is_empty_replay:
             self._writer.end()
         elif self._on_lost is OnLostUpstream.ABORT:
             self._writer.cut()

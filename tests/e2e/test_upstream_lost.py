@@ -73,6 +73,14 @@ async def test_failure_is_told_and_then_the_connection_is_cut(
         assert answer.ending == "cut", stage
 
 
+async def test_empty_replay_ends_cleanly(fake: FakeVllm, lastword: StartLastword) -> None:
+    """A replay from behind the last event is empty: 200, no bytes, and no cut."""
+    proxy = await lastword(background="pass")
+    fake.script(stream([]))
+    answer = await exchange(proxy.url, "GET", f"{RESPONSES}/resp_1?stream=true&starting_after=99")
+    assert (answer.status, answer.body, answer.ending) == (200, b"", "clean")
+
+
 @pytest.mark.parametrize("ending", LOSSES)
 async def test_failure_can_end_cleanly(
     ending: Ending, fake: FakeVllm, lastword: StartLastword

@@ -51,7 +51,11 @@ def test_an_event_is_out_when_it_was_flushed() -> None:
         assert b"".join(inflater.feed(flushed)) == event
 
 
-@pytest.mark.parametrize("broken", [b"no gzip at all", gzip.compress(TEXT)[:50] + b"\0" * 50])
+@pytest.mark.parametrize(
+    "broken",
+    [b"no gzip at all", gzip.compress(TEXT)[:50] + b"\0" * 50],
+    ids=["not gzip", "broken off"],
+)
 def test_broken(broken: bytes) -> None:
     """What is not what it claims to be is an error."""
     with pytest.raises(InflateError):

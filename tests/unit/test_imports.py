@@ -70,3 +70,11 @@ def test_core_has_no_io_and_one_dependency() -> None:
 def test_modules_that_all_may_know(module: str) -> None:
     """Settings and errors know nobody but the core's words."""
     assert rooms_of(ROOT / f"{module}.py") <= {"core", "errors"}
+
+
+def test_middleware_knows_the_core_alone() -> None:
+    """It loads inside vLLM: the core, the standard library, prometheus-client where it is."""
+    path = ROOT / "middleware.py"
+    assert rooms_of(path) == {"core"}
+    tops = {name.split(".")[0] for name in imports(path)} - {"proxy"}
+    assert tops - STANDARD == {"prometheus_client"}
