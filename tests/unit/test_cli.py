@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
@@ -16,10 +19,33 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def lastword(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run the real command."""
+@dataclass
+class Result:
+    """How a command ended."""
+
+    returncode: int | str | None
+    stdout: bytes
+    stderr: bytes
+
+
+def lastword(*args: str, stdin: bytes = b"") -> Result:
+    """Run the command in this process."""
+    out, err = io.BytesIO(), io.BytesIO()
+    with (
+        mock.patch("sys.argv", ["lastword", *args]),
+        mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin))),
+        mock.patch("sys.stdout", io.TextIOWrapper(out, write_through=True)),
+        mock.patch("sys.stderr", io.TextIOWrapper(err, write_through=True)),
+        pytest.raises(SystemExit) as caught,
+    ):
+        cli.main()
+    return Result(caught.value.code or 0, out.getvalue(), err.getvalue())
+
+
+def process(*args: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command as a user does."""
     return subprocess.run(  # noqa: S603 - our own command
-        [sys.executable, "-m", "proxy", *args], input=stdin, capture_output=True, check=False
+        [sys.executable, "-m", "proxy", *args], capture_output=True, check=False
     )
 
 
@@ -91,7 +117,7 @@ def test_namesake_is_refused(
 
 def test_demo() -> None:
     """The demo shows both endings and says that it plays a recording."""
-    result = lastword("demo")
+    result = process("demo")
     assert result.returncode == 0, result.stderr
     assert b"a recording of a real vLLM" in result.stdout
     assert b"response.completed" in result.stdout
@@ -102,6 +128,6 @@ def test_demo() -> None:
 
 def test_port_that_is_taken() -> None:
     """A port that cannot be bound is a sentence, not a trace."""
-    result = lastword("serve", "--upstream", "http://127.0.0.1:1", "--host", "192.0.2.1")
+    result = process("serve", "--upstream", "http://127.0.0.1:1", "--host", "192.0.2.1")
     assert result.returncode == 2
     assert b"--port: 192.0.2.1:8080 cannot be bound" in result.stderr

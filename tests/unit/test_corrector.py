@@ -81,10 +81,10 @@ def test_every_capture(capture: Capture) -> None:
     for chunks in (
         [body],
         capture.events,
-        one_by_one(body) if len(body) < 6_000 else [body],
+        one_by_one(body) if len(body) < 4_500 else [body],
         *(
             cut(body, *randomness.sample(range(len(body) + 1), k=min(5, len(body))))
-            for _ in range(30)
+            for _ in range(6)
         ),
     ):
         out, corrector = run(chunks)
