@@ -30,16 +30,20 @@ class Result:
 
 def lastword(*args: str, stdin: bytes = b"") -> Result:
     """Run the command in this process."""
-    out, err = io.BytesIO(), io.BytesIO()
+    given = io.TextIOWrapper(io.BytesIO(stdin))
+    out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
     with (
         mock.patch("sys.argv", ["lastword", *args]),
-        mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin))),
-        mock.patch("sys.stdout", io.TextIOWrapper(out, write_through=True)),
-        mock.patch("sys.stderr", io.TextIOWrapper(err, write_through=True)),
+        mock.patch("sys.stdin", given),
+        mock.patch("sys.stdout", out),
+        mock.patch("sys.stderr", err),
         pytest.raises(SystemExit) as caught,
     ):
         cli.main()
-    return Result(caught.value.code or 0, out.getvalue(), err.getvalue())
+    told = [stream.buffer for stream in (out, err)]
+    assert all(isinstance(buffer, io.BytesIO) for buffer in told)
+    stdout, stderr = (buffer.getvalue() for buffer in told if isinstance(buffer, io.BytesIO))
+    return Result(caught.value.code or 0, stdout, stderr)
 
 
 def process(*args: str) -> subprocess.CompletedProcess[bytes]:
