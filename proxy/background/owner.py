@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,4 +31,4 @@ class Owners:
                 if name == wanted:
                     # Lengths keep (a, bc) and (ab, c) apart.
                     digest.update(b"%d:%b%d:%b" % (len(name), name, len(value), value))
-        return digest.hexdigest()
+        return sys.intern(digest.hexdigest())  # one string for all that an owner has

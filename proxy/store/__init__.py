@@ -131,7 +131,7 @@ class Limits:
     copy_ttl_s: float = 3_600.0
     """From the copy's end to its expiry."""
     tombstone_ttl_s: float = 86_400.0
-    max_tombstones: int = 100_000
+    max_tombstones: int = 20_000
     """Beyond it the oldest tombstones go."""
     max_copy_bytes: int = 64 * 1024 * 1024
     max_store_bytes: int | None = None

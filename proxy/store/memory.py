@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -67,7 +68,7 @@ class MemoryStore:
         self._open: dict[CopyKey, _Copy] = {}
         self._ended: dict[CopyKey, _Copy] = {}  # in the order in which they ended
         self._tombstones: dict[CopyKey, Tombstone] = {}  # in the order in which they were set
-        self._owners: dict[str, set[str]] = {}  # of each response id that is known
+        self._known: Counter[str] = Counter()  # how many owners know each response id
         self._size = 0
         self._ended_size = 0
         self._closed = False
@@ -79,9 +80,9 @@ class MemoryStore:
             return present.info(key)
         size = len(meta) + len(snapshot)
         self._make_room(0, size)
-        self._tombstones.pop(key, None)
+        if self._tombstones.pop(key, None) is None:
+            self._known[key.response_id] += 1
         self._open[key] = _Copy(meta, snapshot, self._clock(), size)
-        self._owners.setdefault(key.response_id, set()).add(key.owner)
         self._size += size
         return None
 
@@ -117,7 +118,7 @@ class MemoryStore:
     async def known(self, response_id: str) -> bool:
         """Tell whether any owner has or had a copy under this id."""
         self._check_open()
-        return response_id in self._owners
+        return response_id in self._known
 
     async def read(self, key: CopyKey, start: int = 0) -> AsyncGenerator[Sequence[Block], None]:
         """Yield the blocks from ``start`` on, in batches of at most 1 MiB or one block."""
@@ -180,7 +181,7 @@ class MemoryStore:
         self._open.clear()
         self._ended.clear()
         self._tombstones.clear()
-        self._owners.clear()
+        self._known.clear()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -247,7 +248,6 @@ class MemoryStore:
     def _forget(self, key: CopyKey) -> None:
         """Let go of a tombstone, and with it of the last that is known of its key."""
         del self._tombstones[key]
-        owners = self._owners[key.response_id]
-        owners.discard(key.owner)
-        if not owners:
-            del self._owners[key.response_id]
+        self._known[key.response_id] -= 1
+        if not self._known[key.response_id]:
+            del self._known[key.response_id]

@@ -741,3 +741,23 @@ async def test_close_in_the_middle_of_a_read(store: Store) -> None:
         await store.aclose()
         with pytest.raises(StoreUnavailableError, match="closed"):
             await anext(batches)
+
+
+async def test_an_id_is_known_as_long_as_anything_of_it_is_left(house: House) -> None:
+    """Whoever's it is: a copy or a tombstone makes an id known, and nothing else does."""
+    store = house.open(Limits(tombstone_ttl_s=100))
+    assert not await store.known("resp_1")
+    for owner in "ab":
+        await keep(store, key("resp_1", owner), 1)
+    await store.drop(key("resp_1", "a"), Gone.DELETED)
+    await keep(store, key("resp_1", "a"), 1)  # again, over its tombstone
+    for owner in "ab":
+        assert await store.known("resp_1")
+        await store.drop(key("resp_1", owner), Gone.DELETED)
+    assert await store.known("resp_1")
+    assert not await store.known("resp_2")
+
+    house.clock.now += 101
+    await store.expire()
+
+    assert not await store.known("resp_1")
