@@ -33,6 +33,7 @@ OBJECT = "object"
 _SWEEP_S = 30.0
 _LAST_BLOCKS = 8
 _CLOSE_S = 5.0
+INTERRUPTED = "The proxy was restarted before the response was finished."
 
 log = structlog.stdlib.get_logger("lastword")
 
@@ -300,7 +301,7 @@ class Runs:
         run.resume(
             info.key, snapshot=info.snapshot, last_number=info.last_number, blocks=info.blocks
         )
-        run.fail(reason or "The proxy was restarted before the response was finished.")
+        run.fail(reason or INTERRUPTED)
         await run.close(State.ENDED)
 
     async def _sweep(self) -> None:

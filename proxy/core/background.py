@@ -19,6 +19,7 @@ from proxy.core.json_edit import (
 __all__ = [
     "CreateRequest",
     "as_queued",
+    "error_message",
     "mark_background",
     "read_create",
     "sequence_number",
@@ -41,6 +42,15 @@ class _Numbered(msgspec.Struct):
     sequence_number: int | None = None
 
 
+class _Error(msgspec.Struct):
+    message: str | None = None
+
+
+class _Failed(msgspec.Struct):
+    error: _Error | None = None
+
+
+_failed = msgspec.json.Decoder(_Failed)
 _members = msgspec.json.Decoder(_Members)
 _numbered = msgspec.json.Decoder(_Numbered)
 
@@ -123,6 +133,15 @@ def mark_background(block: bytes) -> bytes:
 def as_queued(response: bytes) -> bytes:
     """Return a response object as a create without ``stream`` answers it: ``queued``."""
     return set_member(response, "status", b'"queued"')
+
+
+def error_message(response: bytes) -> str | None:
+    """Return what a response object's ``error`` says, or None."""
+    try:
+        failed = _failed.decode(readable(response))
+    except (msgspec.MsgspecError, RecursionError, NotAnObjectError):
+        return None
+    return failed.error.message if failed.error is not None else None
 
 
 def sequence_number(block: bytes) -> int | None:

@@ -10,8 +10,8 @@ from urllib.parse import parse_qsl
 from proxy.background.follower import Ending, follow, replay
 from proxy.background.maker import Answer, read_answer
 from proxy.background.run import Run, RunMode
-from proxy.background.runs import RESPONSE_ID, Begun, Runs, not_found
-from proxy.core.background import as_queued, read_create, to_foreground, truth
+from proxy.background.runs import INTERRUPTED, RESPONSE_ID, Begun, Runs, not_found
+from proxy.core.background import as_queued, error_message, read_create, to_foreground, truth
 from proxy.core.responses import read_payload
 from proxy.errors import BadRequestError, RequestError
 from proxy.gateway.heartbeat import Heartbeat
@@ -314,6 +314,9 @@ class BackgroundRoutes:
         store = self._runs.store
         try:
             index = await store.index_after(info.key, after)
+            if index >= info.blocks and error_message(info.snapshot) == INTERRUPTED:
+                # Its client may have seen more than a crash has left of the copy.
+                index = info.blocks - 1
         except StoreError as error:
             raise RequestError(
                 503, f"The store of background responses does not answer: {error}"

@@ -8,8 +8,11 @@ It is offered as the ASGI extension ``lastword``.
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -148,6 +151,7 @@ class LastwordProtocol(HttpToolsProtocol):
         self._write_stall_s = write_stall_s
         self._stall_timer: asyncio.TimerHandle | None = None
         self._stalled_bytes = 0
+        self._give_up_at = 0.0
         self.writers: set[BodyWriter] = set()
         self._in_head = False
 
@@ -213,14 +217,26 @@ class LastwordProtocol(HttpToolsProtocol):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def reset_soon(self) -> None:
-        """Break the connection (RST) when the client had a moment to read what was written."""
+        """Break the connection (RST) once the client's machine has taken what was written."""
+        self._give_up_at = self.loop.time() + self._write_stall_s
         self.loop.call_later(_RESET_AFTER_S, self._reset)
 
     def _reset(self) -> None:
         connection = self.transport.get_extra_info("socket")
         if connection is not None and not self.transport.is_closing():
+            if self._untaken(connection) and self.loop.time() < self._give_up_at:
+                self.loop.call_later(_RESET_AFTER_S, self._reset)
+                return
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
+
+    def _untaken(self, connection: socket.socket) -> int:
+        """How many bytes an RST would destroy: ours, and the kernel's where it can be asked."""
+        unsent = self.transport.get_write_buffer_size()
+        if sys.platform == "linux":
+            queued = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+            unsent += int.from_bytes(queued, sys.byteorder)
+        return unsent
 
     def _watch_stall(self) -> None:
         """Look again in ``write_stall_s`` whether the client has taken anything."""

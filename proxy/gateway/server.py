@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import resource
 import signal
 import socket
 from functools import partial
@@ -137,6 +138,7 @@ async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; a second one ends at once what still runs."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    _raise_file_limit()
     if settings.keeps_copies and not _is_loopback(settings.host):
         log.warning(
             "requests without any of the owner headers share one anonymous owner: whoever reaches"
@@ -192,6 +194,14 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
         )
     except OSError as error:
         raise SettingsError(f"{option}: {host}:{port} cannot be bound: {error.strerror}") from error
+
+
+def _raise_file_limit() -> None:
+    """Allow this process as many open files as it may have: each stream takes two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # the system knows a lower limit still
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _is_loopback(host: str) -> bool:

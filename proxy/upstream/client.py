@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ssl
 from typing import TYPE_CHECKING, Protocol, cast
 from urllib.parse import urlsplit
@@ -88,6 +89,13 @@ class UpstreamClient:
         except httpx.TimeoutException as error:
             raise self._error(504, "did not answer in time", error) from error
         except httpx.ConnectError as error:
+            if getattr(error.__cause__, "errno", None) in (errno.EMFILE, errno.ENFILE):
+                raise UpstreamError(
+                    503,
+                    "This proxy has run out of file descriptors and can open no connection; raise"
+                    " its limit (ulimit -n, LimitNOFILE) or send it fewer streams.",
+                    headers=((b"retry-after", b"1"),),
+                ) from error
             raise self._error(502, "cannot be reached", error) from error
         except httpx.TransportError as error:
             raise self._error(502, "broke off before it answered", error) from error

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SilenceLimit"]
 
+_LOOK_AGAIN_S = 1.0
+
 
 class SilenceLimit:
     """Raise ``TimeoutError`` in an ``async with`` block once ``idle_s`` have passed unheard.
@@ -20,13 +22,22 @@ class SilenceLimit:
     is not read does not count.  ``end_after`` sets a last limit instead.
     """
 
-    __slots__ = ("_heard_at", "_held_back", "_idle_s", "_limit", "_loop", "_timer")
+    __slots__ = (
+        "_heard_at",
+        "_held_back",
+        "_idle_s",
+        "_limit",
+        "_looked_at",
+        "_loop",
+        "_timer",
+    )
 
     def __init__(self, idle_s: float, *, held_back: Callable[[], bool] | None = None) -> None:
         self._idle_s = idle_s
         self._held_back = held_back
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
+        self._looked_at = 0.0
         self._limit = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -66,7 +77,13 @@ class SilenceLimit:
             self.heard()
         due = self._heard_at + self._idle_s
         if due <= self._loop.time():
-            self._limit.reschedule(self._loop.time())
+            # Timers run before sockets are read: after a pause of our own, what upstream has
+            # sent meanwhile is yet to be read. So look once more.
+            if self._looked_at == self._heard_at:
+                self._limit.reschedule(self._loop.time())
+                return
+            self._looked_at = self._heard_at
+            self._timer = self._loop.call_later(min(_LOOK_AGAIN_S, self._idle_s / 10), self._check)
         else:
             self._timer = self._loop.call_at(due, self._check)
 

@@ -62,3 +62,21 @@ async def test_cut_is_a_reset(target: str, fake: FakeVllm, lastword: StartLastwo
     assert reset
     assert body.startswith(b"".join(EVENTS[:4]))
     assert (b"event: response.failed\n" in body) is (target == RESPONSES)
+
+
+async def test_reset_waits_until_all_was_taken(fake: FakeVllm, lastword: StartLastword) -> None:
+    """A slow client gets every event and the failure before the connection breaks."""
+    proxy = await lastword()
+    large = [EVENTS[0], *(b"data: " + b"x" * 200_000 + b"\n\n" for _ in range(10))]
+    fake.script(stream(large, ending="cut"))
+    async with connect(proxy.url, receive_buffer=16_384) as wire:
+        await post(wire, RESPONSES)
+        await wire.head()
+        body = b""
+        while len(body) < 1_000_000:  # far behind, while upstream is lost already
+            body += await wire.reader.read(8_192)
+            await asyncio.sleep(0.001)
+        tail, reset = await rest(wire)
+    assert reset
+    assert (body + tail).startswith(b"".join(large))
+    assert b"event: response.failed\n" in tail
