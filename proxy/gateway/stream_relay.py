@@ -109,11 +109,11 @@ class StreamRelay:
             return
         self._writer.write(corrector.feed(chunk))
         if corrector.terminal is not None and self._ends_itself:
-            if corrector.done:
-                self._writer.end()
-            elif self._end_timer is None:
+            if self._end_timer is None:
                 self._end_timer = self._loop.call_later(END_WAIT_S, self._writer.end)
                 self._silence.end_after(END_WAIT_S + DRAIN_S)
+            if corrector.done:
+                self._writer.end()
 
     @property
     def _is_empty_replay(self) -> bool:

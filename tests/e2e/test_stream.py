@@ -100,6 +100,18 @@ async def test_done_after_the_terminal_event_passes(
     assert answer.body == corrected(b"".join(events)) + done
 
 
+async def test_upstream_that_stays_open_after_done_is_let_go(
+    fake: FakeVllm, lastword: StartLastword
+) -> None:
+    """Neither the terminal event nor [DONE] leaves a connection to upstream open for ever."""
+    proxy = await lastword()
+    for tail in ([], [b"data: [DONE]\n\n"]):
+        fake.script(stream([b"".join([*vllm_events(), *tail])], ending="hang"))
+        answer = await post_stream(proxy.url)
+        assert answer.ending == "clean"
+        await (await fake.exchange(len(fake.exchanges) - 1)).until_closed()
+
+
 async def test_stream_ends_although_upstream_stays_open(
     fake: FakeVllm, lastword: StartLastword
 ) -> None:
