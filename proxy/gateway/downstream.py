@@ -7,7 +7,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from proxy.errors import BadRequestError, RequestError
-from proxy.gateway.protocol import EXTENSION
+from proxy.gateway.body_writer import EXTENSION
 from proxy.upstream.headers import values
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from proxy.gateway.protocol import BodyWriter
+    from proxy.gateway.body_writer import BodyWriter
     from proxy.upstream.headers import Pairs
     from proxy.upstream.transport import UpstreamStream
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from proxy.core.corrector import Corrector
-    from proxy.gateway.protocol import BodyWriter
+    from proxy.gateway.body_writer import BodyWriter
 
 __all__ = ["Heartbeat"]
 

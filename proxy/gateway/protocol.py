@@ -1,10 +1,4 @@
-"""uvicorn's HTTP protocol with what a relay needs beside ASGI.
-
-ASGI's ``send`` wakes a task for every piece of a body.  ``BodyWriter`` lets the relay write
-straight into the client's transport from the callback that got the bytes from upstream, be
-told of backpressure and of the client's leaving, and cut a connection without a clean end.
-It is offered as the ASGI extension ``lastword``.
-"""
+"""uvicorn's HTTP protocol with what a relay needs: writers, upgrades ignored, cuts, stalls."""
 
 from __future__ import annotations
 
@@ -15,129 +9,20 @@ import sys
 import termios
 from typing import TYPE_CHECKING, Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from proxy.errors import error_body
+from proxy.gateway.body_writer import EXTENSION, BodyWriter
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
 
-    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-__all__ = ["EXTENSION", "BodyWriter", "LastwordProtocol"]
+__all__ = ["LastwordProtocol"]
 
-EXTENSION = "lastword"
-_JOINED_BYTES = 64 * 1024
 _RESET_AFTER_S = 0.1
-
-
-class BodyWriter:
-    """The body of one response, written straight into the client's transport.
-
-    The head goes by ASGI's ``http.response.start`` first.  ``target`` is the request target
-    as it came.  ``on_pause`` and ``on_resume`` are called when the client's side is full and
-    when it drains, ``on_gone`` once when the connection is lost before the response is whole.
-    """
-
-    __slots__ = (
-        "_cycle",
-        "_is_head",
-        "_now",
-        "_protocol",
-        "_write",
-        "has_length",
-        "on_gone",
-        "on_pause",
-        "on_resume",
-        "target",
-        "written_at",
-    )
-
-    def __init__(
-        self, protocol: LastwordProtocol, cycle: RequestResponseCycle, target: bytes
-    ) -> None:
-        self._protocol = protocol
-        self._cycle = cycle
-        self.target = target
-        self.has_length = False
-        self._now = protocol.loop.time
-        self._write = cycle.transport.write
-        self._is_head = cycle.scope["method"] == "HEAD"
-        self.written_at = self._now()
-        self.on_pause: Callable[[], None] | None = None
-        self.on_resume: Callable[[], None] | None = None
-        self.on_gone: Callable[[], object] | None = None
-
-    @property
-    def gone(self) -> bool:
-        """Whether the client has left, or was cut off, before the response was whole."""
-        return self._cycle.disconnected
-
-    @property
-    def started(self) -> bool:
-        """Whether the head was sent."""
-        return self._cycle.response_started
-
-    @property
-    def ended(self) -> bool:
-        """Whether the response is whole."""
-        return self._cycle.response_complete
-
-    @property
-    def _ends_with_connection(self) -> bool:
-        """Whether a closed connection is a proper end to the client: HTTP/1.0 without a length."""
-        return not self._cycle.chunked_encoding and not self.has_length
-
-    @property
-    def paused(self) -> bool:
-        """Whether the client's side takes no more at the moment."""
-        return self._cycle.flow.write_paused
-
-    async def drain(self) -> None:
-        """Wait until the client's side takes more, or is gone."""
-        await self._cycle.flow.drain()
-
-    def write(self, data: bytes) -> None:
-        """Write one piece of the body; nothing happens once the client is gone."""
-        cycle = self._cycle
-        if cycle.disconnected or cycle.response_complete or not data or self._is_head:
-            return
-        self.written_at = self._now()
-        size = len(data)
-        if not cycle.chunked_encoding:
-            self._write(data)
-        elif size < _JOINED_BYTES:
-            self._write(b"%x\r\n%b\r\n" % (size, data))
-        else:
-            cycle.transport.writelines((b"%x\r\n" % size, data, b"\r\n"))
-
-    def end(self) -> None:
-        """End the body properly; the connection serves the next request if it may."""
-        cycle = self._cycle
-        if cycle.disconnected or cycle.response_complete:
-            return
-        if cycle.chunked_encoding and not self._is_head:
-            cycle.transport.write(b"0\r\n\r\n")
-        cycle.response_complete = True
-        cycle.message_event.set()
-        self._protocol.writers.discard(self)
-        if not cycle.keep_alive:
-            cycle.transport.close()
-        cycle.on_response()
-
-    def cut(self) -> None:
-        """Flush what was written and close the connection without a proper end."""
-        cycle = self._cycle
-        if cycle.response_complete:
-            return
-        cycle.disconnected = True
-        cycle.message_event.set()
-        self._protocol.writers.discard(self)
-        if cycle.response_started and self._ends_with_connection:
-            self._protocol.reset_soon()
-        else:
-            cycle.transport.close()
+_UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 
 
 class LastwordProtocol(HttpToolsProtocol):
@@ -155,6 +40,35 @@ class LastwordProtocol(HttpToolsProtocol):
         self.writers: set[BodyWriter] = set()
         self._in_head = False
 
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; an upgrade that is not ours to make is ignored and the body kept."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+            else:
+                self._go_on_without_upgrade(data[upgrade.args[0] :])
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Read the request again as one that asks for no upgrade (RFC 9110, section 7.8).
+
+        llhttp stops at such a head and would lose the body; the JDK's client sends
+        ``Upgrade: h2c`` with every first request.
+        """
+        head = [b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.lower().split(b",")]
+                value = b", ".join(t for t in tokens if t not in _UPGRADE_TOKENS)  # noqa: PLW2901
+            if name not in _UPGRADE_TOKENS and (name != b"connection" or value):
+                head.append(b"%b: %b\r\n" % (name, value))
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"".join([*head, b"\r\n", rest]))
+
     def on_message_begin(self) -> None:
         """Begin a head."""
         super().on_message_begin()
@@ -168,6 +82,8 @@ class LastwordProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Give the request its writer; HTTP/1.0 clients get bodies that end with the connection."""
         self._in_head = False
+        if self._ignores_upgrade():
+            return  # the head is read again without its upgrade
         previous = self.cycle
         super().on_headers_complete()
         cycle = self.cycle
@@ -178,6 +94,14 @@ class LastwordProtocol(HttpToolsProtocol):
         writer = BodyWriter(self, cycle, self.url)
         self.writers.add(writer)
         self.scope["extensions"] = {EXTENSION: writer}  # type: ignore[dict-item]
+
+    def on_message_complete(self) -> None:
+        """Take a request's end; llhttp also calls it where it stops for an upgrade."""
+        if not self._ignores_upgrade():
+            super().on_message_complete()
+
+    def _ignores_upgrade(self) -> bool:
+        return bool(self.parser.should_upgrade()) and not self._should_upgrade()
 
     def on_response_complete(self) -> None:
         """Forget the writers of responses that went out by ASGI's ``send``."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.captures import corrected
 from tests.e2e.wire import RESPONSES, STREAM, connect, exchange
 from tests.fake_scripts import JSON, answer, echo, stream, vllm_events
@@ -144,3 +146,32 @@ async def test_body_that_says_it_is_too_large_is_refused_before_upstream_is_aske
         assert answer.status == 413
         assert answer.json()["error"]["type"] == "invalid_request_error"
     assert not fake.requests
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket", "x, h2c"])
+@pytest.mark.parametrize("pieces", ["together", "apart", "byte by byte"])
+async def test_upgrade_is_ignored_and_the_body_kept(
+    protocol: str, pieces: str, fake: FakeVllm, lastword: StartLastword
+) -> None:
+    """The JDK's client asks for h2c with every first request; its body goes up all the same."""
+    proxy = await lastword()
+    fake.handler = echo
+    for target in ("/v1/responses", "/v1/files"):
+        head = (
+            f"POST {target} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings, X-Hop\r\n"
+            f"Upgrade: {protocol}\r\nHTTP2-Settings: AAMA\r\nX-Hop: 1\r\nX-Kept: 1\r\n"
+            "Content-Length: 7\r\n\r\n"
+        ).encode()
+        data = head + b'{"a":1}'
+        cuts = {"together": [data], "apart": [head, b'{"a":1}']}
+        async with connect(proxy.url) as wire:
+            for piece in cuts.get(pieces, [data[i : i + 1] for i in range(len(data))]):
+                await wire.send(piece)
+            assert (await wire.answer()).status == 200
+            await wire.request("GET", "/v1/models")  # the connection goes on
+            assert (await wire.answer()).status == 200
+        request = fake.requests[-2]
+        assert request.body == b'{"a":1}'
+        assert request.values("x-kept") == [b"1"]
+        for name in ("upgrade", "http2-settings", "connection", "x-hop"):
+            assert not request.values(name), name

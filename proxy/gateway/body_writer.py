@@ -1,0 +1,131 @@
+"""The body of one response, written straight into the client's transport.
+
+ASGI's ``send`` wakes a task for every piece of a body.  ``BodyWriter`` lets the relay write
+straight into the client's transport from the callback that got the bytes from upstream, be
+told of backpressure and of the client's leaving, and cut a connection without a clean end.
+It is offered as the ASGI extension ``lastword``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+    from proxy.gateway.protocol import LastwordProtocol
+
+__all__ = ["EXTENSION", "BodyWriter"]
+
+EXTENSION = "lastword"
+_JOINED_BYTES = 64 * 1024
+
+
+class BodyWriter:
+    """The body of one response, written straight into the client's transport.
+
+    The head goes by ASGI's ``http.response.start`` first.  ``target`` is the request target
+    as it came.  ``on_pause`` and ``on_resume`` are called when the client's side is full and
+    when it drains, ``on_gone`` once when the connection is lost before the response is whole.
+    """
+
+    __slots__ = (
+        "_cycle",
+        "_is_head",
+        "_now",
+        "_protocol",
+        "_write",
+        "has_length",
+        "on_gone",
+        "on_pause",
+        "on_resume",
+        "target",
+        "written_at",
+    )
+
+    def __init__(
+        self, protocol: LastwordProtocol, cycle: RequestResponseCycle, target: bytes
+    ) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+        self.target = target
+        self.has_length = False
+        self._now = protocol.loop.time
+        self._write = cycle.transport.write
+        self._is_head = cycle.scope["method"] == "HEAD"
+        self.written_at = self._now()
+        self.on_pause: Callable[[], None] | None = None
+        self.on_resume: Callable[[], None] | None = None
+        self.on_gone: Callable[[], object] | None = None
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client has left, or was cut off, before the response was whole."""
+        return self._cycle.disconnected
+
+    @property
+    def started(self) -> bool:
+        """Whether the head was sent."""
+        return self._cycle.response_started
+
+    @property
+    def ended(self) -> bool:
+        """Whether the response is whole."""
+        return self._cycle.response_complete
+
+    @property
+    def _ends_with_connection(self) -> bool:
+        """Whether a closed connection is a proper end to the client: HTTP/1.0 without a length."""
+        return not self._cycle.chunked_encoding and not self.has_length
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client's side takes no more at the moment."""
+        return self._cycle.flow.write_paused
+
+    async def drain(self) -> None:
+        """Wait until the client's side takes more, or is gone."""
+        await self._cycle.flow.drain()
+
+    def write(self, data: bytes) -> None:
+        """Write one piece of the body; nothing happens once the client is gone."""
+        cycle = self._cycle
+        if cycle.disconnected or cycle.response_complete or not data or self._is_head:
+            return
+        self.written_at = self._now()
+        size = len(data)
+        if not cycle.chunked_encoding:
+            self._write(data)
+        elif size < _JOINED_BYTES:
+            self._write(b"%x\r\n%b\r\n" % (size, data))
+        else:
+            cycle.transport.writelines((b"%x\r\n" % size, data, b"\r\n"))
+
+    def end(self) -> None:
+        """End the body properly; the connection serves the next request if it may."""
+        cycle = self._cycle
+        if cycle.disconnected or cycle.response_complete:
+            return
+        if cycle.chunked_encoding and not self._is_head:
+            cycle.transport.write(b"0\r\n\r\n")
+        cycle.response_complete = True
+        cycle.message_event.set()
+        self._protocol.writers.discard(self)
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
+
+    def cut(self) -> None:
+        """Flush what was written and close the connection without a proper end."""
+        cycle = self._cycle
+        if cycle.response_complete:
+            return
+        cycle.disconnected = True
+        cycle.message_event.set()
+        self._protocol.writers.discard(self)
+        if cycle.response_started and self._ends_with_connection:
+            self._protocol.reset_soon()
+        else:
+            cycle.transport.close()
