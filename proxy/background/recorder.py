@@ -16,6 +16,10 @@ __all__ = ["Recorder"]
 
 # What may wait for the store; beyond it the store is too slow for this run.
 _MAX_PENDING_BYTES = 16 * 1024 * 1024
+# Waking a task and the store for every single event would cost more than relaying it. What has
+# gathered is stored this much later, or sooner if it is much or says something of the response.
+_GATHER_S = 0.05
+_BATCH_BLOCKS = 256
 
 
 class Recorder:
@@ -41,6 +45,8 @@ class Recorder:
         self._pending_bytes = 0
         self._snapshot: bytes | None = None
         self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._ends = False
         self._given_up: Exception | None = None
@@ -58,7 +64,10 @@ class Recorder:
         self._pending_bytes += sum(len(block.raw) for block in blocks)
         if snapshot is not None:
             self._snapshot = snapshot
-        self._wake.set()
+        if snapshot is not None or len(self._pending) >= _BATCH_BLOCKS:
+            self._wake.set()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(_GATHER_S, self._ring)
 
     def close(self, *, ended: bool) -> None:
         """Store what is pending, mark the copy as ended if it has, and stop."""
@@ -72,6 +81,10 @@ class Recorder:
             self._given_up = reason
             self._pending = []
             self._wake.set()
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._wake.set()
 
     async def run(self, *, create: tuple[bytes, bytes] | None, stored: int = 0) -> None:
         """Write until closed.
@@ -88,6 +101,9 @@ class Recorder:
             self._given_up = error
             self._pending = []
             self._on_lost(error)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
 
     async def _create(self, meta: bytes, snapshot: bytes) -> None:
         if await self._store.create(self._key, meta=meta, snapshot=snapshot) is not None:

@@ -162,6 +162,14 @@ class Corrector:
 
     def feed_blocks(self, chunk: bytes) -> list[bytes]:
         """Do what ``feed`` does and return block by block what is to be sent."""
+        if (
+            self.terminal is None
+            and chunk.find(b"\n\n") == len(chunk) - 2
+            and chunk[:5] in _BEGINNINGS
+            and _is_harmless(chunk)
+            and self._decoder.plain
+        ):
+            return [self._take(chunk)]  # one whole event, as most chunks are
         return [out for block in self._decoder.feed(chunk) if (out := self._take(block))]
 
     def finish(self) -> bytes:

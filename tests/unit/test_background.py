@@ -255,3 +255,22 @@ def test_sequence_numbers_of_a_stream() -> None:
     """As vLLM numbers them."""
     numbers = [sequence_number(block) for block in vllm_events(deltas=9)]
     assert numbers == list(range(len(numbers)))
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b'event: x\ndata: {"sequence_number":3}\n\n',
+        b'event: x\ndata: {\ndata: "sequence_number":3}\n\n',
+        b'event: x\ndata:{\ndata: "sequence_number":3}\n\n',
+        b'event: x\rdata: {\ndata: "sequence_number":3}\n\n',
+        b'event: x\nid: 4\ndata: {"sequence_number":3}\n\n',
+        b'event: x\ndata: {"sequence_number":3}\nid: 4\n\n',
+        b'event: x\ndatax: {"sequence_number":9}\ndata: {"sequence_number":3}\n\n',
+        b'event: x\r\ndata: {"sequence_number":3}\r\n\r\n',
+        b'data: {"sequence_number":3}\nevent: x\n\n',
+    ],
+)
+def test_number_of_an_event_in_any_shape(block: bytes) -> None:
+    """However an event is written down, its number is that of its whole data."""
+    assert sequence_number(block) == 3
