@@ -196,13 +196,18 @@ def test_client_that_leaves_ends_the_generation(raw: httpx.Client, server: VllmP
         "max_output_tokens": 1900,
         "ignore_eos": True,
     }
-    with raw.stream("POST", "/v1/responses", json=body) as answer:
-        lines = answer.iter_lines()
-        while next(lines) != "event: response.output_text.delta":
-            pass
-        assert metric(raw, "vllm:num_requests_running") == 1
-    until(lambda: metric(raw, "vllm:num_requests_running") == 0)
-    assert metric(raw, "vllm:generation_tokens_total") < 1900
+    generated = "vllm:generation_tokens_total"
+    for _ in range(5):  # the tiny model may be done before its client has left
+        before = metric(raw, generated)
+        with raw.stream("POST", "/v1/responses", json=body) as answer:
+            lines = answer.iter_lines()
+            while next(lines) != "event: response.output_text.delta":
+                pass
+        until(lambda: metric(raw, "vllm:num_requests_running") == 0)
+        if metric(raw, generated) - before < 1900:
+            break
+    else:
+        pytest.fail("vLLM has generated to the end each time")
     assert server.log.read_text().count("Exception in ASGI application") == logged
 
 
