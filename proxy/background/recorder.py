@@ -20,6 +20,7 @@ _MAX_PENDING_BYTES = 16 * 1024 * 1024
 # gathered is stored this much later, or sooner if it is much or says something of the response.
 _GATHER_S = 0.05
 _BATCH_BLOCKS = 256
+_BATCH_BYTES = 32 * 1024
 
 
 class Recorder:
@@ -64,7 +65,8 @@ class Recorder:
         self._pending_bytes += sum(len(block.raw) for block in blocks)
         if snapshot is not None:
             self._snapshot = snapshot
-        if snapshot is not None or len(self._pending) >= _BATCH_BLOCKS:
+        much = len(self._pending) >= _BATCH_BLOCKS or self._pending_bytes >= _BATCH_BYTES
+        if much or snapshot is not None:
             self._wake.set()
         elif self._timer is None:
             self._timer = self._loop.call_later(_GATHER_S, self._ring)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import random
-from contextlib import AsyncExitStack
+import sqlite3
+from contextlib import AsyncExitStack, closing
 from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
@@ -200,6 +202,17 @@ async def test_run_whose_key_only_its_owner_has(
     assert kind(last)[:2] == ("response.failed", "cancelled")
 
 
+async def stored(path: Path, response_id: str) -> None:
+    """Wait until a copy is in the file: a crash before that leaves nothing to take up."""
+    query = "SELECT count(*) FROM copies WHERE response_id = ?"
+    async with asyncio.timeout(10):
+        while True:
+            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+                if connection.execute(query, (response_id,)).fetchone()[0]:
+                    return
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.timeout(60)
 async def test_killed_as_its_users_start_it(tmp_path: Path, fake: FakeVllm) -> None:
     """``python -m proxy serve`` killed in mid-stream and started again, in both modes."""
@@ -212,6 +225,7 @@ async def test_killed_as_its_users_start_it(tmp_path: Path, fake: FakeVllm) -> N
     ):
         api.step("up", 3)
         assert await follower.read(4) == whole[:4]
+        await stored(tmp_path / "copies.db", "up")
     api.step("up", 100)
     async with killed(tmp_path / "2.log", background="proxy", **common) as url:
         assert blocks((await replay(url, 3, response_id="up")).body) == whole[4:]
