@@ -30,7 +30,7 @@ from typing import Any
 END_TOKEN = "<|im_end|>"  # noqa: S105 - a token of text
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", END_TOKEN]
 VOCABULARY_SIZE = 384
-CONTEXT_TOKENS = 2048
+CONTEXT_TOKENS = 16_384
 
 # The form of Qwen's own templates, which vLLM's parsers and chat utilities are made for.
 CHAT_TEMPLATE = (

@@ -34,7 +34,7 @@ SERVER_ARGS = (
     "dummy",
     "--enforce-eager",
     "--max-model-len",
-    "2048",
+    "16384",
     "--dtype",
     "float32",
 )

@@ -26,6 +26,7 @@ from openai.types.responses import (
 import proxy
 from proxy.tools.vllm_process import VllmProcess, find_vllm_python
 from tests.captures import corrected
+from tests.vllm.test_vllm_responses import LONG_RUN_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -193,7 +194,7 @@ def test_client_that_leaves_ends_the_generation(raw: httpx.Client, server: VllmP
         "model": server.model,
         "stream": True,
         "input": "moby",
-        "max_output_tokens": 1900,
+        "max_output_tokens": LONG_RUN_TOKENS,
         "ignore_eos": True,
     }
     generated = "vllm:generation_tokens_total"
@@ -204,7 +205,7 @@ def test_client_that_leaves_ends_the_generation(raw: httpx.Client, server: VllmP
             while next(lines) != "event: response.output_text.delta":
                 pass
         until(lambda: metric(raw, "vllm:num_requests_running") == 0)
-        if metric(raw, generated) - before < 1900:
+        if metric(raw, generated) - before < LONG_RUN_TOKENS:
             break
     else:
         pytest.fail("vLLM has generated to the end each time")

@@ -45,7 +45,7 @@ COMPLETED: dict[str, Any] = {
         "format": {"type": "json_schema", "name": "line", "schema": {"enum": ["Call me Ishmael"]}}
     },
 }
-LONG_RUN_TOKENS = 1900
+LONG_RUN_TOKENS = 12_000
 LONG_RUN: dict[str, Any] = {
     "input": "moby",
     "max_output_tokens": LONG_RUN_TOKENS,
