@@ -85,6 +85,13 @@ class BodyWriter:
         """Whether the client's side takes no more at the moment."""
         return self._cycle.flow.write_paused
 
+    def read_on(self) -> None:
+        """Read from the client again: uvicorn leaves it paused behind a large request body.
+
+        Else nobody would see the client leave.
+        """
+        self._cycle.flow.resume_reading()
+
     async def drain(self) -> None:
         """Wait until the client's side takes more, or is gone."""
         await self._cycle.flow.drain()

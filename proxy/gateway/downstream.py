@@ -80,6 +80,8 @@ class Downstream:
             taken += len(chunk)
             if taken > limit:
                 raise _too_large(limit)
+            if not more:
+                self.writer.read_on()
             if chunk:
                 yield chunk
 

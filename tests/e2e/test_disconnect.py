@@ -22,6 +22,9 @@ REQUESTS = [
     pytest.param(("POST", RESPONSES, STREAM), id="create"),
     pytest.param(("GET", RESPONSES + "/resp_1?stream=true", None), id="replay"),
     pytest.param(("POST", CHAT, STREAM), id="chat"),
+    # Behind a body that was held back, the server must read on to see its client leave.
+    pytest.param(("POST", RESPONSES, STREAM + b" " * 500_000), id="large create"),
+    pytest.param(("POST", CHAT, STREAM + b" " * 500_000), id="large chat"),
 ]
 WAYS = (Wire.leave, Wire.reset)
 
