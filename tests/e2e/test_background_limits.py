@@ -149,8 +149,8 @@ def small_disk(path: Path) -> Iterator[Path]:
     """Mount a tmpfs of one MiB, where that is allowed."""
     path.mkdir()
     try:
-        subprocess.run(  # noqa: S603
-            ["mount", "-t", "tmpfs", "-o", "size=1m", "none", path],  # noqa: S607
+        subprocess.run(  # noqa: S603 - our own command
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "none", path],  # noqa: S607 - where mount is, differs
             check=True,
             capture_output=True,
         )
@@ -159,7 +159,7 @@ def small_disk(path: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        subprocess.run(["umount", "-l", path], check=False)  # noqa: S603, S607
+        subprocess.run(["umount", "-l", path], check=False)  # noqa: S603, S607 - as above
 
 
 @pytest.fixture

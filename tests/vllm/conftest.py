@@ -78,7 +78,7 @@ class ProxyProcess:
     def __enter__(self) -> Self:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("LASTWORD_")}
         with self.log.open("wb") as output:
-            self._process = subprocess.Popen(  # noqa: S603
+            self._process = subprocess.Popen(  # noqa: S603 - the interpreter that the caller chose
                 self._command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
