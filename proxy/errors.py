@@ -4,6 +4,7 @@ LastwordError
  ├─ SettingsError          what was asked for at start cannot be; the sentence says what can
  └─ RequestError           a request that the proxy answers itself, with a status
      ├─ BadRequestError     400, 413, 431, 508: the client's request as it stands
+     ├─ FullError           503: a limit of the proxy is reached; the same request may pass later
      └─ UpstreamError       502, 503, 504: upstream, or the proxy, cannot serve it now
 """
 
@@ -13,6 +14,7 @@ import json
 
 __all__ = [
     "BadRequestError",
+    "FullError",
     "LastwordError",
     "RequestError",
     "SettingsError",
@@ -55,6 +57,18 @@ class RequestError(LastwordError):
 
 class BadRequestError(RequestError):
     """The request cannot be passed on as it stands."""
+
+
+class FullError(RequestError):
+    """The proxy has as much at hand as the setting ``limit`` allows: 503, to be tried again."""
+
+    def __init__(self, limit: str) -> None:
+        super().__init__(
+            503,
+            f"This proxy is at its limit ({limit}); try again in a moment.",
+            headers=((b"retry-after", b"1"),),
+        )
+        self.limit = limit
 
 
 class UpstreamError(RequestError):

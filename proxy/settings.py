@@ -181,6 +181,16 @@ class Settings(BaseSettings):
     max_event_bytes: Bytes = Field(
         64 * MIB, description="Largest event that is looked at; a longer one passes uncorrected."
     )
+    max_buffered_bytes: Bytes = Field(
+        256 * MIB,
+        description="Bytes of request bodies, half events and unread output held in all; beyond"
+        " it new requests are 503 and half events pass uncorrected.",
+    )
+    max_streams: Annotated[int, Field(gt=0)] | None = Field(
+        None,
+        description="Requests and background runs at once on the two Responses routes; further"
+        " ones are 503. By default only the limit of open files.",
+    )
     drain_delay_s: Seconds = Field(
         0.0, description="How long new requests are still served after SIGTERM, when not ready."
     )

@@ -11,7 +11,7 @@ import httpx
 
 from proxy.background.run import Run, RunMode, State
 from proxy.background.stall import Finding, StallCheck
-from proxy.core.content_coding import DECODABLE, InflateError, Inflater
+from proxy.core.content_coding import DECODABLE, PIECE_BYTES, InflateError, Inflater
 from proxy.errors import RequestError, UpstreamError
 from proxy.upstream.client import lost_message
 from proxy.upstream.headers import values
@@ -115,6 +115,7 @@ class Maker:
             return
         finally:
             self._asking = None
+            del body  # nobody needs it while the run goes on
         try:
             if not _is_event_stream(response):
                 self.started.set_result(await read_answer(response))
@@ -205,7 +206,7 @@ class Maker:
         watch = asyncio.create_task(self._watch(silence, response))  # noqa: TID251 - ended below
         try:
             async with silence:
-                await _pipe(response, partial(self._take, silence))
+                await self._pipe(response, partial(self._take, silence))
         except (httpx.TransportError, TimeoutError, httpx.StreamError, InflateError) as error:
             return error
         else:
@@ -218,6 +219,21 @@ class Maker:
                 self._end_timer = None
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
+
+    async def _pipe(self, response: UpstreamResponse, take: Callable[[bytes], None]) -> None:
+        """Hand the body to ``take`` as it comes, decoded where it came compressed all the same."""
+        coding = b",".join(values(response.headers.raw, b"content-encoding")).strip().lower()
+        if coding not in DECODABLE:
+            await response.stream.pipe_to(take)
+            return
+        inflater = Inflater(coding)
+        async for chunk in response.stream:
+            for piece in inflater.feed(chunk):
+                take(piece)
+                if len(piece) == PIECE_BYTES:
+                    await asyncio.sleep(0)
+                if not self.run.corrector.between_events:
+                    inflater.refuse_bomb()
 
     def _take(self, silence: SilenceLimit, chunk: bytes) -> None:
         """Take one chunk from upstream's socket."""
@@ -272,18 +288,6 @@ class Maker:
         target = b"%b/%b?stream=true" % (self._path, key.response_id.encode())
         number = self.run.last_number
         return target if number < 0 else target + b"&starting_after=%d" % number
-
-
-async def _pipe(response: UpstreamResponse, take: Callable[[bytes], None]) -> None:
-    """Hand the body to ``take`` as it comes, decoded where upstream compressed it all the same."""
-    coding = b",".join(values(response.headers.raw, b"content-encoding")).strip().lower()
-    if coding not in DECODABLE:
-        await response.stream.pipe_to(take)
-        return
-    inflater = Inflater()
-    async for chunk in response.stream:
-        for piece in inflater.feed(chunk):
-            take(piece)
 
 
 def _is_event_stream(response: UpstreamResponse) -> bool:

@@ -19,6 +19,7 @@ from proxy.store import Block, CopyLostError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from proxy.core.held_bytes import Share
     from proxy.store import CopyKey, Store
 
 __all__ = ["Run", "RunMode", "Sink", "State"]
@@ -102,6 +103,7 @@ class Run:
         *,
         store: Store,
         max_event_bytes: int,
+        share: Share | None = None,
         on_dropped: Callable[[Run, str], None],
         meta: bytes,
     ) -> None:
@@ -110,7 +112,7 @@ class Run:
         self.key: CopyKey | None = None
         self.state = State.OPEN
         self.copy_lost = False
-        self.corrector = Corrector(max_event_bytes=max_event_bytes)
+        self.corrector = Corrector(max_event_bytes=max_event_bytes, share=share)
         self.created: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.created_response = b"{}"
         self.closed = asyncio.Event()
@@ -162,6 +164,7 @@ class Run:
     async def close(self, state: State) -> None:
         """Let the followers go, store what is pending, and return when the copy is safe."""
         self.state = state
+        self.corrector.close()
         for live in list(self._live):
             live.wake()
         if self._recorder is not None and self._recording is not None:
@@ -295,7 +298,7 @@ class Run:
                 self.created.set_result(None)
             numbered, snapshot = list(self._tail), None
         if self.corrector.overlong_events:
-            self._flaw = "an event was longer than max_event_bytes"
+            self._flaw = "an event was longer than may be held"
         if self._recorder is not None:
             if self._flaw is not None:
                 self._recorder.give_up(CopyLostError(self._flaw))

@@ -21,6 +21,7 @@ from proxy.store import CopyInfo, CopyKey, Gone, StoreError, Tombstone
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from proxy.core.held_bytes import HeldBytes
     from proxy.settings import Settings
     from proxy.store import Store
     from proxy.upstream.client import UpstreamClient
@@ -75,12 +76,18 @@ class Runs:
     """The runs that this process makes, and the copies of those that have ended."""
 
     def __init__(
-        self, settings: Settings, client: UpstreamClient, store: Store, counters: Counters
+        self,
+        settings: Settings,
+        client: UpstreamClient,
+        store: Store,
+        counters: Counters,
+        held: HeldBytes,
     ) -> None:
         self._settings = settings
         self._client = client
         self.store = store
         self._counters = counters
+        self._held = held
         self._makers: dict[CopyKey, Maker] = {}
         self._begun: dict[CopyKey, tuple[str, Maker]] = {}  # with a client-chosen id, by it
         self._running: set[Maker] = set()
@@ -88,6 +95,11 @@ class Runs:
         self._sweeper: asyncio.Task[None] | None = None
         self._waiting: dict[CopyKey, float] = {}  # since when copies wait for credentials
         self._closing = False
+
+    @property
+    def running(self) -> int:
+        """How many runs are being made now."""
+        return len(self._running)
 
     async def start(self) -> None:
         """Take care of what an earlier process left open, and begin to expire copies."""
@@ -211,6 +223,7 @@ class Runs:
             mode,
             store=self.store,
             max_event_bytes=self._settings.max_event_bytes,
+            share=self._held.share(),
             on_dropped=self._drop,
             meta=meta,
         )
@@ -295,6 +308,7 @@ class Runs:
             RunMode(_meta.decode(info.meta).mode),
             store=self.store,
             max_event_bytes=self._settings.max_event_bytes,
+            share=self._held.share(),
             on_dropped=self._drop,
             meta=info.meta,
         )

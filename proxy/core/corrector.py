@@ -19,6 +19,7 @@ from proxy.core.responses import (
 )
 
 if TYPE_CHECKING:
+    from proxy.core.held_bytes import Share
     from proxy.core.responses import Payload
 
 __all__ = ["Corrector", "Mode"]
@@ -61,7 +62,8 @@ class Corrector:
     ``feed`` returns whole events only, joined as they came together.  After the terminal
     event only ``[DONE]``, comments and blank lines pass: clients wait for the end of the
     body and are confused by further events.  With ``Mode.OBSERVE`` the same is seen and
-    counted, and the bytes pass as they came.
+    counted, and the bytes pass as they came.  A long half event asks ``share`` for room, and passes
+    in parts where there is none; ``close`` gives the share back.
     """
 
     __slots__ = (
@@ -78,9 +80,15 @@ class Corrector:
         "terminal",
     )
 
-    def __init__(self, mode: Mode = Mode.ON, *, max_event_bytes: int = 64 * 1024 * 1024) -> None:
+    def __init__(
+        self,
+        mode: Mode = Mode.ON,
+        *,
+        max_event_bytes: int = 64 * 1024 * 1024,
+        share: Share | None = None,
+    ) -> None:
         self._observe = mode is not Mode.ON
-        self._decoder = EventStreamDecoder(max_event_bytes)
+        self._decoder = EventStreamDecoder(max_event_bytes, share=share)
         self._last_numbered = b""  # the last bytes that hold a sequence number; read when asked
         self._snapshot: Payload | None = None
         self._error: Payload | None = None
@@ -103,7 +111,7 @@ class Corrector:
 
     @property
     def overlong_events(self) -> int:
-        """How many events were longer than the limit and passed unjudged."""
+        """How many events were longer than may be held and passed unjudged."""
         return self._decoder.overlong_events
 
     @property
@@ -213,6 +221,10 @@ class Corrector:
         number = b"" if last_number < 0 else b',"sequence_number":%d' % last_number
         self._take(encode_event(b"resumed", b'{"response":%b%b}' % (response, number)))
         self.events = 0
+
+    def close(self) -> None:
+        """Hold nothing more of a stream that is given up; harmless when repeated."""
+        self._decoder.take_rest()
 
     def _end(self, status: str, code: str, message: str) -> bytes:
         response = self.response

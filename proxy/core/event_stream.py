@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from proxy.core.held_bytes import Share
+
 __all__ = ["Event", "EventStreamDecoder", "Fragment", "encode_event", "fields", "parse_event"]
 
 BOM = b"\xef\xbb\xbf"
@@ -25,6 +27,8 @@ BOM = b"\xef\xbb\xbf"
 _BLANK_LINE = re.compile(rb"(?:\r\n|\r(?!\n)|\n)(?:\r\n?|\n)")
 _LINE_END = re.compile(rb"\r\n?|\n")
 _LF, _CR, _COLON, _SPACE = b"\n\r: "
+# A half event is put to account when it is longer than this, and then in steps of as much.
+_ACCOUNT_STEP_BYTES = 64 * 1024
 
 
 class Fragment(bytes):
@@ -38,8 +42,9 @@ class EventStreamDecoder:
 
     A block is whole at its blank line's CR; an LF that comes directly after belongs to it and
     is returned as a block of its own if it comes later.  A BOM at the start is dropped unless
-    ``keep_bom``.  An event longer than ``max_event_bytes`` comes out as ``Fragment`` pieces,
-    so what is held never grows past the limit plus one chunk.
+    ``keep_bom``.  An event longer than ``max_event_bytes``, or than ``share`` has room for, comes
+    out as ``Fragment`` pieces, so what is held never grows past the limit plus one chunk.
+    ``take_rest`` gives the share back.
     """
 
     __slots__ = (
@@ -47,19 +52,29 @@ class EventStreamDecoder:
         "_buffer",
         "_has_cr",
         "_in_fragments",
+        "_look_at",
         "_max_event_bytes",
         "_scanned",
+        "_share",
         "_start",
         "overlong_events",
     )
 
-    def __init__(self, max_event_bytes: int = 64 * 1024 * 1024, *, keep_bom: bool = False) -> None:
+    def __init__(
+        self,
+        max_event_bytes: int = 64 * 1024 * 1024,
+        *,
+        keep_bom: bool = False,
+        share: Share | None = None,
+    ) -> None:
         self._buffer = bytearray()
         self._scanned = 0  # no blank line ends before this place of the buffer
         self._has_cr = False
         self._after_cr = False  # the last block ended in a CR: an LF may follow
         self._start = not keep_bom
         self._max_event_bytes = max_event_bytes
+        self._share = share
+        self._look_at = self._first_look  # a longer buffer asks whether it may be held
         self._in_fragments = False
         self.overlong_events = 0
 
@@ -109,12 +124,10 @@ class EventStreamDecoder:
             blocks.append(block)
             begin = end
         if begin:
-            del buffer[:begin]
-            self._after_cr = not buffer and blocks[-1].endswith(b"\r")
-            self._has_cr = b"\r" in buffer
+            self._drop_read(begin, blocks[-1])
         # A blank line may begin in the last three bytes: LF, or CR LF CR.
         self._scanned = max(0, len(buffer) - 3)
-        if len(buffer) > self._max_event_bytes:
+        if len(buffer) > self._look_at and not self._may_hold():
             blocks.append(self._take_fragment())
         return blocks
 
@@ -123,7 +136,40 @@ class EventStreamDecoder:
         rest = bytes(self._buffer)
         self._buffer.clear()
         self._scanned = 0
+        self._let_go()
         return rest
+
+    @property
+    def _first_look(self) -> int:
+        if self._share is None:
+            return self._max_event_bytes
+        return min(self._max_event_bytes, _ACCOUNT_STEP_BYTES)
+
+    def _may_hold(self) -> bool:
+        """Whether the half event may be held: it is short enough, and the account has room."""
+        size, share = len(self._buffer), self._share
+        if self._in_fragments or share is None or size > self._max_event_bytes:
+            return False
+        wanted = min(size + _ACCOUNT_STEP_BYTES, self._max_event_bytes)
+        if not share.ask(wanted - share.size):
+            return False
+        self._look_at = wanted
+        return True
+
+    def _let_go(self) -> None:
+        """Give back what a half event had of the account."""
+        if self._share is not None:
+            self._share.close()
+        self._look_at = self._first_look
+
+    def _drop_read(self, end: int, last: bytes) -> None:
+        """Drop from the buffer the blocks that were handed out, which end there."""
+        buffer = self._buffer
+        del buffer[:end]
+        self._after_cr = not buffer and last.endswith(b"\r")
+        self._has_cr = b"\r" in buffer
+        if self._share is not None and self._share.size:
+            self._let_go()
 
     def _drop_bom(self) -> bool:
         """Drop a BOM at the very start; False while too few bytes came to tell."""
@@ -154,6 +200,7 @@ class EventStreamDecoder:
         if not self._in_fragments:
             self._in_fragments = True
             self.overlong_events += 1
+            self._let_go()
         keep = 3
         piece = Fragment(memoryview(buffer)[:-keep])
         del buffer[:-keep]

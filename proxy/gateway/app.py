@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from proxy.background.owner import Owners
 from proxy.background.runs import Runs
+from proxy.core.held_bytes import HeldBytes
 from proxy.errors import SettingsError
 from proxy.gateway.background import BackgroundRoutes
 from proxy.gateway.drain import Drain
 from proxy.gateway.relay import Relay
+from proxy.gateway.stream_slots import StreamSlots
 from proxy.operations.admin import build_admin
 from proxy.operations.metrics import Metrics
 from proxy.store import Limits, StoreError
@@ -37,15 +39,27 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.metrics = Metrics()
+        self.held = HeldBytes(settings.max_buffered_bytes)
         self.client = UpstreamClient(settings)
         self.runs: Runs | None = None
+        self.slots = StreamSlots(
+            settings.max_streams, others=lambda: self.runs.running if self.runs is not None else 0
+        )
+        self.metrics = Metrics(held_bytes=lambda: self.held.held, streams=lambda: self.slots.taken)
         background: BackgroundRoutes | None = None
         if settings.keeps_copies:
-            self.runs, owners = _open_runs(settings, self.client, self.metrics)
+            self.runs, owners = _open_runs(settings, self.client, self.metrics, self.held)
             background = BackgroundRoutes(settings, self.client, self.runs, owners)
         self.drain = Drain(delay_s=settings.drain_delay_s, grace_s=settings.shutdown_grace_s)
-        self.traffic: ASGIApp = Relay(settings, self.client, self.metrics, background, self.drain)
+        self.traffic: ASGIApp = Relay(
+            settings,
+            client=self.client,
+            metrics=self.metrics,
+            background=background,
+            drain=self.drain,
+            held=self.held,
+            slots=self.slots,
+        )
         self.admin: ASGIApp = build_admin(self.metrics, self.drain)
 
     async def start(self) -> None:
@@ -68,7 +82,9 @@ class Gateway:
         await self.client.aclose()
 
 
-def _open_runs(settings: Settings, client: UpstreamClient, metrics: Metrics) -> tuple[Runs, Owners]:
+def _open_runs(
+    settings: Settings, client: UpstreamClient, metrics: Metrics, held: HeldBytes
+) -> tuple[Runs, Owners]:
     limits = Limits(
         copy_ttl_s=settings.copy_ttl_s,
         tombstone_ttl_s=settings.tombstone_ttl_s,
@@ -82,4 +98,4 @@ def _open_runs(settings: Settings, client: UpstreamClient, metrics: Metrics) -> 
         raise SettingsError(f"--store: {error}") from error
     names = [name.strip().lower().encode() for name in settings.owner_headers.split(",")]
     owners = Owners([name for name in names if name], secret)
-    return Runs(settings, client, store, metrics), owners
+    return Runs(settings, client, store, metrics, held), owners

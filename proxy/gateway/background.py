@@ -54,9 +54,9 @@ class BackgroundRoutes:
         self._owners = owners
         self._proxy_until = 0.0
 
-    async def create(self, down: Downstream, body: bytes, headers: Pairs) -> bool:
+    async def create(self, down: Downstream, headers: Pairs) -> bool:
         """Answer a create that asks for a background response."""
-        asked = read_create(body)
+        asked = read_create(down.body)
         if asked is None or not asked.background:
             return False
         if asked.request_id is not None and not RESPONSE_ID.fullmatch(asked.request_id):
@@ -65,19 +65,19 @@ class BackgroundRoutes:
                 "request_id must be 1 to 128 letters, digits, dots, underscores or hyphens.",
                 param="request_id",
             )
-        if asked.request_id is not None and await self._follow_existing(down, body, asked, headers):
+        if asked.request_id is not None and await self._follow_existing(down, asked, headers):
             return True
         mode = self._mode()
         if mode is RunMode.PROXY and asked.store is False:
             raise BadRequestError(
                 _BAD_REQUEST, "background can only be used when `store` is true", param="background"
             )
-        begun = await self._begin(mode, down, body, asked, headers)
+        begun = await self._begin(mode, down, asked, headers)
         if isinstance(begun, Answer) and self._store_is_off(mode, begun.status, begun.body):
-            begun = await self._begin(RunMode.PROXY, down, body, asked, headers)
+            begun = await self._begin(RunMode.PROXY, down, asked, headers)
         if isinstance(begun, Answer):
             if not asked.stream:
-                await self._keep_owner(down, begun, body)
+                await self._keep_owner(down, begun)
             await self._answer(down, begun)
         elif asked.stream:
             await self._follow(down, begun.run, _FROM_THE_START, begun.headers)
@@ -182,10 +182,10 @@ class BackgroundRoutes:
         self,
         mode: RunMode,
         down: Downstream,
-        body: bytes,
         asked: CreateRequest,
         headers: Pairs,
     ) -> Begun | Answer:
+        body = down.body
         up = to_foreground(body) if mode is RunMode.PROXY else body
         # A response that vLLM makes without a stream comes back as an answer, as it is.
         sized = [
@@ -215,12 +215,12 @@ class BackgroundRoutes:
         )
         await down.answer(answer.status, head, answer.body)
 
-    async def _keep_owner(self, down: Downstream, answer: Answer, asked: bytes) -> None:
+    async def _keep_owner(self, down: Downstream, answer: Answer) -> None:
         """Keep whose a response is that vLLM makes without a stream."""
         payload = read_payload(b'{"response":%b}' % answer.body) if answer.status == _OK else None
         if payload is not None and payload.response_id is not None:
             owner = self._owners.owner_of(down.headers)
-            await self._runs.keep_owner(owner, payload.response_id, asked)
+            await self._runs.keep_owner(owner, payload.response_id, down.body)
 
     async def _cancel_upstream(self, down: Downstream, headers: Pairs) -> None:
         """Cancel at vLLM; what it answers does not matter, the copy ends here."""
@@ -228,14 +228,14 @@ class BackgroundRoutes:
         await response.stream.aclose()
 
     async def _follow_existing(
-        self, down: Downstream, body: bytes, asked: CreateRequest, headers: Pairs
+        self, down: Downstream, asked: CreateRequest, headers: Pairs
     ) -> bool:
         """Answer a create whose ``request_id`` its owner has used already."""
         found = await self._find(down, asked.request_id or "", mine_only=True)
         if found is None or isinstance(found, Tombstone):
             return False
         meta = found.meta
-        self._runs.check_same(meta, body)
+        self._runs.check_same(meta, down.body)
         if isinstance(found, CopyInfo) and _is_object(found):
             return await self._answer_object(down, found.key.response_id, headers)
         if not asked.stream:

@@ -66,6 +66,11 @@ class BodyWriter:
         return self._cycle.disconnected
 
     @property
+    def request_whole(self) -> bool:
+        """Whether all of the request has come, read or not."""
+        return not self._cycle.more_body
+
+    @property
     def started(self) -> bool:
         """Whether the head was sent."""
         return self._cycle.response_started

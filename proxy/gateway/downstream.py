@@ -6,8 +6,9 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING
 
-from proxy.errors import BadRequestError, RequestError
+from proxy.errors import BadRequestError, FullError, RequestError
 from proxy.gateway.body_writer import EXTENSION
+from proxy.gateway.request_coding import decoded
 from proxy.upstream.headers import values
 
 if TYPE_CHECKING:
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
+    from proxy.core.held_bytes import Share
     from proxy.gateway.body_writer import BodyWriter
+    from proxy.gateway.request_coding import BodyDecoder
     from proxy.upstream.headers import Pairs
     from proxy.upstream.transport import UpstreamStream
 
@@ -29,14 +32,28 @@ class ClientGoneError(Exception):
 class Downstream:
     """The client's side of one exchange.
 
-    ``headers`` are copied at once, since uvicorn appends trailers to the live list.
+    ``headers`` are copied at once, since uvicorn appends trailers to the live list.  ``body`` is
+    what ``read_body`` has read, until the response's head is sent.
     """
 
-    __slots__ = ("_receive", "_send", "headers", "method", "path", "peer", "request_id", "writer")
+    __slots__ = (
+        "_receive",
+        "_send",
+        "_share",
+        "body",
+        "headers",
+        "method",
+        "path",
+        "peer",
+        "request_id",
+        "writer",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
+        self._share: Share | None = None
+        self.body = b""
         self.writer: BodyWriter = scope["extensions"][EXTENSION]
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -85,12 +102,33 @@ class Downstream:
             if chunk:
                 yield chunk
 
-    async def body(self, limit: int) -> bytes:
-        """Return the whole body; raises like ``chunks``."""
-        return b"".join([chunk async for chunk in self.chunks(limit)])
+    async def read_body(self, limit: int, share: Share, decoder: BodyDecoder | None) -> None:
+        """Read the whole body, decoded; never more than ``limit`` bytes of it are held.
+
+        Raises like ``chunks``, ``BadRequestError`` (400) for a body that cannot be decoded, and
+        ``FullError`` (503) as soon as ``share`` has no room for it.
+        """
+        self._share = share
+        chunks = self.chunks(limit)
+        body: bytes | bytearray = b""
+        async for chunk in chunks if decoder is None else decoded(chunks, decoder):
+            if len(body) + len(chunk) > limit:
+                raise _too_large(limit)
+            if not share.ask(len(chunk)):
+                raise FullError("max_buffered_bytes")
+            if not body:
+                body = chunk
+            elif isinstance(body, bytearray):
+                body += chunk
+            else:  # a list of chunks could cost forty times what they hold
+                body = bytearray(body + chunk)
+        self.body = bytes(body)
 
     async def start(self, status: int, headers: Pairs) -> None:
-        """Send the response's head."""
+        """Send the response's head; whoever may read on for hours needs the body no more."""
+        self.body = b""
+        if self._share is not None:
+            self._share.close()
         self.writer.has_length = bool(values(headers, b"content-length"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -119,7 +157,7 @@ class Downstream:
             (b"x-request-id", self.request_id),
             *error.headers,
         ]
-        if error.status == _TOO_LARGE:
+        if not self.writer.request_whole and not values(head, b"connection"):
             head.append((b"connection", b"close"))  # what is left of the body is not read
         await self.start(error.status, head)
         self.writer.write(body)
@@ -156,10 +194,7 @@ class Downstream:
         return True
 
 
-_TOO_LARGE = 413
-
-
 def _too_large(limit: int) -> BadRequestError:
     return BadRequestError(
-        _TOO_LARGE, f"The request body is larger than the {limit} bytes that this proxy takes."
+        413, f"The request body is larger than the {limit} bytes that this proxy takes."
     )

@@ -18,6 +18,7 @@ from proxy.gateway.body_writer import EXTENSION, BodyWriter
 if TYPE_CHECKING:
     import asyncio
 
+    from proxy.core.held_bytes import HeldBytes
 
 __all__ = ["LastwordProtocol"]
 
@@ -28,12 +29,16 @@ _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 class LastwordProtocol(HttpToolsProtocol):
     """uvicorn's protocol on httptools, with a ``BodyWriter`` for every request.
 
-    A client that takes nothing for ``write_stall_s`` seconds is cut off.
+    A client that takes nothing for ``write_stall_s`` seconds is cut off.  What it has not taken is
+    put to the account ``held``.
     """
 
-    def __init__(self, *args: Any, write_stall_s: float = 300.0, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, held: HeldBytes, write_stall_s: float = 300.0, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._write_stall_s = write_stall_s
+        self._unread = held.share()
         self._stall_timer: asyncio.TimerHandle | None = None
         self._stalled_bytes = 0
         self._give_up_at = 0.0
@@ -112,6 +117,7 @@ class LastwordProtocol(HttpToolsProtocol):
         """Tell the requests that are still running that their client has left."""
         super().connection_lost(exc)
         self._unset_stall_timer()
+        self._unread.close()
         for writer in list(self.writers):
             if not writer.ended and writer.on_gone is not None:
                 writer.on_gone()
@@ -121,6 +127,7 @@ class LastwordProtocol(HttpToolsProtocol):
         """Hold upstream back while the client does not read."""
         super().pause_writing()
         self._watch_stall()
+        self._unread.add(self._stalled_bytes)
         for writer in self.writers:
             if writer.on_pause is not None:
                 writer.on_pause()
@@ -129,6 +136,7 @@ class LastwordProtocol(HttpToolsProtocol):
         """Let upstream go on."""
         super().resume_writing()
         self._unset_stall_timer()
+        self._unread.close()
         for writer in self.writers:
             if writer.on_resume is not None:
                 writer.on_resume()

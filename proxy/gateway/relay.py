@@ -15,21 +15,22 @@ import structlog
 
 from proxy.core.content_coding import DECODABLE
 from proxy.core.corrector import Mode
-from proxy.errors import RequestError, UpstreamError
+from proxy.errors import FullError, RequestError, UpstreamError
 from proxy.gateway.downstream import ClientGoneError, Downstream
+from proxy.gateway.request_coding import decoder_for
 from proxy.gateway.routes import ResponsesRoutes, requested_mode
 from proxy.gateway.stream_relay import StreamRelay
 from proxy.gateway.target import check_target
-from proxy.upstream.headers import Forwarding, response_headers, values
+from proxy.upstream.headers import Forwarding, response_headers, values, with_identity_body
 from proxy.upstream.silence import SilenceLimit
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from starlette.types import Receive, Scope, Send
 
+    from proxy.core.held_bytes import HeldBytes
     from proxy.gateway.background import BackgroundRoutes
     from proxy.gateway.drain import Drain
+    from proxy.gateway.stream_slots import StreamSlots
     from proxy.operations.metrics import Metrics
     from proxy.settings import Settings
     from proxy.upstream.client import UpstreamClient, UpstreamResponse
@@ -51,16 +52,22 @@ class Relay:
     def __init__(
         self,
         settings: Settings,
+        *,
         client: UpstreamClient,
         metrics: Metrics,
         background: BackgroundRoutes | None,
         drain: Drain,
+        held: HeldBytes,
+        slots: StreamSlots,
     ) -> None:
         self._settings = settings
         self._client = client
         self._metrics = metrics
         self._background = background
         self._drain = drain
+        self._held = held
+        self._slots = slots
+        self._max_create_bytes = min(settings.max_request_body_bytes, settings.max_buffered_bytes)
         self._routes = ResponsesRoutes(settings.path_prefix)
         self._forwarding = Forwarding(
             trusted_networks=tuple(
@@ -83,6 +90,8 @@ class Relay:
             if isinstance(error, UpstreamError):
                 self._metrics.upstream_errors.inc()
                 log.warning("upstream failed", error=error.message, path=down.path)
+            elif isinstance(error, FullError):
+                self._metrics.refused_requests.labels(limit=error.limit).inc()
             await down.refuse(error)
         except asyncio.CancelledError:
             # The server stops and its grace is over. The task ends here either way, and uvicorn
@@ -108,6 +117,16 @@ class Relay:
         creates = routes.is_create(down.method, down.path)
         looked_at = creates or routes.retrieve_id(down.method, down.path) is not None
         mode = requested_mode(down.headers, self._settings.correct) if looked_at else Mode.OFF
+        if not looked_at:
+            await self._exchange(down, mode)
+            return
+        with self._slots.one():
+            await self._exchange(down, mode, creates=creates, looked_at=True)
+
+    async def _exchange(
+        self, down: Downstream, mode: Mode, *, creates: bool = False, looked_at: bool = False
+    ) -> None:
+        """Take the request, ask upstream or a copy, and answer."""
         headers = self._forwarding.request_headers(
             down.headers,
             peer=down.peer,
@@ -115,30 +134,34 @@ class Relay:
             request_id=down.request_id,
             identity=looked_at and mode is not Mode.OFF,
         )
-        body: bytes | AsyncIterator[bytes] = b""
-        limit = self._settings.max_request_body_bytes
+        # Only the body of a create is held as a whole: one that can never fit is 413, not 503.
+        limit = self._max_create_bytes if creates else self._settings.max_request_body_bytes
         down.check_length(limit)
-        if creates:
-            body = await down.body(limit)
-        elif down.has_body:
-            body = down.chunks(limit)
-        if self._background is not None and await self._kept(down, body, headers):
-            return
-        response = await self._client.open(down.method, down.target, headers, body)
+        with self._held.share() as share:
+            if creates:
+                await down.read_body(limit, share, decoder_for(down.headers))
+                if values(down.headers, b"content-encoding"):
+                    headers = with_identity_body(headers, len(down.body))
+            if self._background is not None and await self._kept(down, headers, creates=creates):
+                return
+            response = await self._client.open(
+                down.method,
+                down.target,
+                headers,
+                down.chunks(limit) if down.has_body and not creates else down.body,
+            )
         try:
             await self._answer(down, response, mode)
         finally:
             await response.stream.aclose()
 
-    async def _kept(
-        self, down: Downstream, body: bytes | AsyncIterator[bytes], headers: Pairs
-    ) -> bool:
+    async def _kept(self, down: Downstream, headers: Pairs, *, creates: bool) -> bool:
         """Answer what concerns a response whose copy is kept here; False for all else."""
         background, routes = self._background, self._routes
         if background is None:
             return False
-        if isinstance(body, bytes) and routes.is_create(down.method, down.path):
-            return await background.create(down, body, headers)
+        if creates:
+            return await background.create(down, headers)
         if (response_id := routes.retrieve_id(down.method, down.path)) is not None:
             return await background.retrieve(down, response_id, headers)
         if (response_id := routes.cancel_id(down.method, down.path)) is not None:
@@ -174,7 +197,7 @@ class Relay:
         )
         await down.start(response.status_code, head)
         if looked_at:
-            await self._relay_stream(down, response, mode, compressed=decoded)
+            await self._relay_stream(down, response, mode, coding=coding if decoded else b"")
         else:
             await self._pass(down, response)
 
@@ -201,13 +224,16 @@ class Relay:
             writer.end()
 
     async def _relay_stream(
-        self, down: Downstream, response: UpstreamResponse, mode: Mode, *, compressed: bool
+        self, down: Downstream, response: UpstreamResponse, mode: Mode, *, coding: bytes
     ) -> None:
-        relay = StreamRelay(down, response.stream, mode=mode, settings=self._settings)
+        relay = StreamRelay(
+            down, response.stream, mode=mode, settings=self._settings, share=self._held.share()
+        )
         try:
             with self._drain.stream(relay):
-                await relay.run(compressed=compressed)
+                await relay.run(coding=coding)
         finally:
+            relay.corrector.close()
             self._metrics.count_stream(relay.corrector, mode)
             if relay.corrector.contradiction and relay.corrector.terminal is not None:
                 log.warning(

@@ -32,6 +32,10 @@ BACKLOG = 2048
 CLIENT_KEEPALIVE_S = 75
 # What the server still waits when everything that could be ended properly has been.
 LAST_GRACE_S = 1
+# Files that are no stream's: listeners, the event loop, the store, logs, the admin port's clients.
+OWN_FILES = 64
+# What a proxy should be able to hold where --max-streams does not say.
+USUAL_STREAMS = 4096
 
 log = structlog.stdlib.get_logger("lastword")
 
@@ -103,7 +107,9 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         gateway = Gateway(settings)
         stack.push_async_callback(gateway.aclose)
         await gateway.start()
-        protocol = partial(LastwordProtocol, write_stall_s=settings.write_stall_s)
+        protocol = partial(
+            LastwordProtocol, write_stall_s=settings.write_stall_s, held=gateway.held
+        )
         await stack.enter_async_context(_serving(gateway.admin, admin, http="httptools"))
         await stack.enter_async_context(_serving(gateway.traffic, traffic, http=protocol))
         stack.push_async_callback(gateway.shut_down)
@@ -138,7 +144,7 @@ async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; a second one ends at once what still runs."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    _raise_file_limit()
+    _check_file_limit(_raise_file_limit(), settings.max_streams or USUAL_STREAMS)
     if settings.keeps_copies and not _is_loopback(settings.host):
         log.warning(
             "requests without any of the owner headers share one anonymous owner: whoever reaches"
@@ -196,12 +202,28 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
         raise SettingsError(f"{option}: {host}:{port} cannot be bound: {error.strerror}") from error
 
 
-def _raise_file_limit() -> None:
-    """Allow this process as many open files as it may have: each stream takes two."""
+def _raise_file_limit() -> int:
+    """Allow this process as many open files as it may have, and return how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):  # the system knows a lower limit still
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _check_file_limit(files: int, wanted: int) -> None:
+    """Warn if the limit of open files, not the settings, is what bounds the streams at once."""
+    if files == resource.RLIM_INFINITY:
+        return
+    streams = max(0, files - OWN_FILES) // 2  # one to the client, one to vLLM
+    if streams < wanted:
+        log.warning(
+            "the limit of open files allows fewer streams at once than may come; raise it"
+            " (ulimit -n, LimitNOFILE), or set --max-streams below it",
+            open_files=files,
+            streams=streams,
+            wanted=wanted,
+        )
 
 
 def _is_loopback(host: str) -> bool:

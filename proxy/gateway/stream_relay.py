@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from proxy.core.content_coding import InflateError, Inflater
+from proxy.core.content_coding import PIECE_BYTES, InflateError, Inflater
 from proxy.core.corrector import Corrector, Mode
 from proxy.gateway.heartbeat import Heartbeat
 from proxy.settings import OnLostUpstream
@@ -20,6 +20,7 @@ from proxy.upstream.client import lost_message
 from proxy.upstream.silence import SilenceLimit
 
 if TYPE_CHECKING:
+    from proxy.core.held_bytes import Share
     from proxy.gateway.downstream import Downstream
     from proxy.settings import Settings
     from proxy.upstream.transport import UpstreamStream
@@ -47,6 +48,7 @@ class StreamRelay:
         *,
         mode: Mode,
         settings: Settings,
+        share: Share,
     ) -> None:
         self._down = down
         self._writer = down.writer
@@ -59,7 +61,7 @@ class StreamRelay:
         self._end_timer: asyncio.TimerHandle | None = None
         self._drained = 0
         self.lost: Exception | None = None
-        self.corrector = Corrector(mode, max_event_bytes=settings.max_event_bytes)
+        self.corrector = Corrector(mode, max_event_bytes=settings.max_event_bytes, share=share)
         self._heartbeat = Heartbeat(
             self._writer,
             self.corrector,
@@ -67,13 +69,16 @@ class StreamRelay:
             kind=settings.heartbeat_kind,
         )
 
-    async def run(self, *, compressed: bool = False) -> None:
-        """Relay until the stream has ended, one way or the other; the client's body is ended."""
+    async def run(self, *, coding: bytes = b"") -> None:
+        """Relay until the stream has ended, one way or the other; the client's body is ended.
+
+        ``coding`` is the compression to be undone, if there is one.
+        """
         try:
             async with self._silence:
                 with self._heartbeat:
-                    if compressed:
-                        await self._pull_compressed()
+                    if coding:
+                        await self._pull_compressed(coding)
                     else:
                         await self._down.pipe(self._stream, self._take)
         except (TimeoutError, httpx.TransportError, InflateError) as error:
@@ -91,12 +96,16 @@ class StreamRelay:
         self._stop_reason = reason
         self._silence.end_after(0)
 
-    async def _pull_compressed(self) -> None:
-        inflater = Inflater()
+    async def _pull_compressed(self, coding: bytes) -> None:
+        inflater = Inflater(coding)
         async for chunk in self._stream:
             for piece in inflater.feed(chunk):
                 self._take(piece)
                 await self._writer.drain()
+                if len(piece) == PIECE_BYTES:
+                    await asyncio.sleep(0)  # there is more: the others' turn
+                if not self.corrector.between_events:
+                    inflater.refuse_bomb()
 
     def _take(self, chunk: bytes) -> None:
         """Take one chunk from upstream's socket."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from proxy.core.corrector import Mode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from proxy.background.run import Run
     from proxy.core.corrector import Corrector
 
@@ -16,9 +18,12 @@ __all__ = ["Metrics"]
 
 
 class Metrics:
-    """The proxy's metrics in a registry of their own."""
+    """The proxy's metrics in a registry of their own.
 
-    def __init__(self) -> None:
+    ``held_bytes`` and ``streams`` tell, when asked, how many there are now.
+    """
+
+    def __init__(self, *, held_bytes: Callable[[], int], streams: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
         self.corrections = Counter(
             "lastword_corrections",
@@ -33,7 +38,7 @@ class Metrics:
         )
         self.overlong_events = Counter(
             "lastword_overlong_events",
-            "Events longer than max_event_bytes, passed uncorrected.",
+            "Events longer than max_event_bytes or max_buffered_bytes allow, passed uncorrected.",
             registry=self.registry,
         )
         self.dropped_events = Counter(
@@ -53,6 +58,20 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.refused_requests = Counter(
+            "lastword_refused_requests",
+            "Requests answered with 503 because a limit of the proxy was reached.",
+            ["limit"],
+            registry=self.registry,
+        )
+        Gauge(
+            "lastword_buffered_bytes",
+            "Bytes that count for max_buffered_bytes.",
+            registry=self.registry,
+        ).set_function(held_bytes)
+        Gauge(
+            "lastword_streams", "What counts for max_streams.", registry=self.registry
+        ).set_function(streams)
         self.dropped_copies = Counter(
             "lastword_dropped_copies",
             "Copies of background responses that could not be kept.",

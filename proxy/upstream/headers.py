@@ -12,7 +12,14 @@ from proxy.errors import BadRequestError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["HOP_BY_HOP_HEADERS", "Forwarding", "Pairs", "response_headers", "values"]
+__all__ = [
+    "HOP_BY_HOP_HEADERS",
+    "Forwarding",
+    "Pairs",
+    "response_headers",
+    "values",
+    "with_identity_body",
+]
 
 Pairs = list[tuple[bytes, bytes]]
 
@@ -29,6 +36,7 @@ HOP_BY_HOP_HEADERS = frozenset(
         b"upgrade",
     }
 )
+_BODY_FRAMING = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
 _FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host"})
 
 
@@ -123,6 +131,12 @@ class Forwarding:
         except ValueError:
             return False
         return any(address in network for network in self.trusted_networks)
+
+
+def with_identity_body(headers: Pairs, length: int) -> Pairs:
+    """Return request headers for a body of ``length`` bytes that has no coding any more."""
+    kept = [pair for pair in headers if pair[0] not in _BODY_FRAMING]
+    return [*kept, (b"content-length", b"%d" % length)]
 
 
 def response_headers(

@@ -101,15 +101,17 @@ class ProxyProcess:
 
 @asynccontextmanager
 async def running_proxy(
-    upstream_port: int, log: Path, settings: Mapping[str, object]
+    upstream_port: int, log: Path, settings: Mapping[str, object], *, open_files: int | None = None
 ) -> AsyncIterator[ProxyProcess]:
-    """Run ``lastword serve`` until the block is left."""
+    """Run ``lastword serve`` until the block is left, with a limit of open files if given."""
+    limit = ("sh", "-c", f'ulimit -n {open_files} && exec "$0" "$@"') if open_files else ()
     options = {"port": 0, "admin_port": 0, "log_format": "json"} | dict(settings)
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("LASTWORD_")
     }
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
+            *limit,
             *(sys.executable, "-m", "proxy", "serve"),
             f"--upstream=http://127.0.0.1:{upstream_port}",
             *(f"--{name.replace('_', '-')}={value}" for name, value in options.items()),
