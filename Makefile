@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
 ARGS ?=
+SECONDS ?= 60
+AUDIT ?= build/audit
 
 # Only these work on the CPU build of vLLM and torch that the pins name. torchvision, torchaudio and
 # torchcodec come with it as dependencies, fail to load beside that torch, and nothing here uses them.
@@ -16,7 +18,7 @@ VLLM_LOG = $(VENV_VLLM)/pip.log
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test run vllm test-vllm lint clean
+.PHONY: help install demo test run vllm test-vllm lint fuzz audit clean
 
 help: ## list the commands
 	@echo 'Usage: make COMMAND [PYTHON=python3] [ARGS="..."]'
@@ -62,6 +64,17 @@ lint: install ## check format, style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 
+fuzz: $(VENV)/.fuzz ## try odd inputs on the stream's grammar for a minute (SECONDS=600: longer)
+	$(VENV)/bin/python -m tests.fuzz $(SECONDS)
+
+# In an environment of its own: the tool has a tree of its own. --strict, because without it a list that
+# cannot be reached would look like one that names none of ours.
+audit: ## look every pin up in the public list of known vulnerabilities (needs that list's server)
+	$(check_python)
+	@test -x $(AUDIT)/bin/pip-audit || { '$(PYTHON)' -m venv $(AUDIT) \
+		&& $(AUDIT)/bin/python -m pip install --quiet 'pip-audit>=2.9'; }
+	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt $(ARGS)
+
 clean: ## remove both environments and everything else that was made here
 	rm -rf $(VENV) $(VENV_VLLM) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 	find proxy tests -type d -name __pycache__ -prune -exec rm -rf {} +
@@ -83,6 +96,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	'$(PYTHON)' -m venv $(VENV)
 	@echo 'Installing what constraints.txt pins into $(VENV) ...'
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.fuzz: $(INSTALLED)
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev,fuzz]'
 	@touch $@
 
 # --clear, so that the log, which pip appends to, tells of this try alone.
