@@ -74,6 +74,7 @@ class Maker:
         self._path = path
         self._headers = headers
         self._limits = limits
+        self._time = asyncio.get_running_loop().time
         self._response: UpstreamResponse | None = None
         self._asking: asyncio.Timeout | None = None  # while the stream is asked for again
         self._end_timer: asyncio.TimerHandle | None = None
@@ -237,7 +238,7 @@ class Maker:
 
     def _take(self, silence: SilenceLimit, chunk: bytes) -> None:
         """Take one chunk from upstream's socket."""
-        silence.heard()
+        silence.heard_at = self._time()
         run = self.run
         run.take(chunk)
         if run.nameless_bytes > _NAMELESS_BYTES:

@@ -53,8 +53,8 @@ class Recorder:
         self._given_up: Exception | None = None
         self.holds = False  # whether there is a copy that is ours
 
-    def add(self, blocks: list[Block], snapshot: bytes | None = None) -> None:
-        """Take blocks to be stored, and the response object if it has changed."""
+    def add(self, blocks: list[Block], size: int, snapshot: bytes | None = None) -> None:
+        """Take blocks of ``size`` bytes to be stored, and the response object if it has changed."""
         if self._given_up is not None:
             return
         # What waits already tells: one event may be larger than the limit by itself.
@@ -62,7 +62,7 @@ class Recorder:
             self.give_up(StoreFullError("The store is too slow for this run."))
             return
         self._pending += blocks
-        self._pending_bytes += sum(len(block.raw) for block in blocks)
+        self._pending_bytes += size
         if snapshot is not None:
             self._snapshot = snapshot
         much = len(self._pending) >= _BATCH_BLOCKS or self._pending_bytes >= _BATCH_BYTES

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from proxy.background.recorder import Recorder
 from proxy.core.background import mark_background, sequence_number
-from proxy.core.corrector import Corrector
+from proxy.core.corrector import Corrector, Seen
 from proxy.core.event_stream import parse_event
 from proxy.core.json_edit import set_member
 from proxy.core.output_items import OutputItems
@@ -140,17 +140,15 @@ class Run:
 
     def finish(self) -> None:
         """Take the end of upstream's body: a terminal event without its blank line is completed."""
-        tail = self.corrector.finish()
-        if tail:
-            self._publish([tail])
+        self._publish_one(self.corrector.finish())
 
     def fail(self, message: str) -> None:
         """End the run with ``response.failed``, unless it has ended."""
-        self._publish_own(self.corrector.fail(message))
+        self._publish_one(self.corrector.fail(message))
 
     def cancel(self) -> None:
         """End the run as cancelled, unless it has ended."""
-        self._publish_own(self.corrector.cancel())
+        self._publish_one(self.corrector.cancel())
 
     def resume(self, key: CopyKey, *, snapshot: bytes, last_number: int, blocks: int) -> None:
         """Go on with a copy that the store holds already."""
@@ -245,31 +243,37 @@ class Run:
             return self.first + bisect_right(self._tail, number, key=lambda block: block.number)
         return await self._store.index_after(self.key, number)
 
-    def _publish_own(self, block: bytes) -> None:
+    def _publish_one(self, block: bytes) -> None:
         if block:
-            self._publish([block])
+            self._publish([Seen(block, sequence_number(block))])
 
-    def _publish(self, blocks: list[bytes]) -> None:
+    def _publish(self, seen: list[Seen]) -> None:
         """Hand blocks to all live followers and to the recorder."""
-        if not blocks:
+        if not seen:
             return
-        if self.mode is RunMode.PROXY:
-            blocks = [mark_background(block) for block in blocks]
-        numbered = [Block(self._next_number(block), block) for block in blocks]
-        self._tail += numbered
-        self._tail_bytes += sum(map(len, blocks))
+        blocks = [Block(self._next_number(one.number), self._kept(one)) for one in seen]
+        data = blocks[0].raw if len(blocks) == 1 else b"".join([block.raw for block in blocks])
+        self._tail += blocks
+        self._tail_bytes += len(data)
         self.total += len(blocks)
         if self._live:
-            self._deliver(b"".join(blocks), len(blocks))
+            self._deliver(data, len(blocks))
         if self.copy_lost:
             self._forget_stored(self.total)
         else:
-            self._record(numbered, blocks)
+            self._record(blocks, len(data), plain=all(one.plain for one in seen))
 
-    def _next_number(self, block: bytes) -> int:
+    def _kept(self, seen: Seen) -> bytes:
+        """Return a block as it is kept and sent."""
+        raw = seen.raw
+        if not seen.plain:
+            if self.mode is RunMode.PROXY:
+                raw = mark_background(raw)
+            self._items.take(raw)
+        return raw
+
+    def _next_number(self, number: int | None) -> int:
         """Return a block's number, its predecessor's if it has none; see that none is missing."""
-        self._items.take(block)
-        number = sequence_number(block)
         if number is None:
             return self._number
         if self._numbered and number != self._number + 1:
@@ -287,22 +291,26 @@ class Run:
                 live.sink.write(data)
                 live.index += count
 
-    def _record(self, numbered: list[Block], blocks: list[bytes]) -> None:
-        snapshot = self.snapshot if any(b'"response"' in block for block in blocks) else None
-        response_id = self.corrector.response_id
-        if self.key is None and response_id is not None and self.on_created is not None:
-            self.key = self.on_created(response_id)
-            self.created_response = _response_of(numbered) or b"{}"
-            self._start_recording((self.meta, snapshot or b"{}"))
-            if not self.created.done():
-                self.created.set_result(None)
-            numbered, snapshot = list(self._tail), None
-        if self.corrector.overlong_events:
-            self._flaw = "an event was longer than may be held"
+    def _record(self, blocks: list[Block], size: int, *, plain: bool) -> None:
+        """Hand blocks to the recorder, which begins once the response has told its id."""
+        snapshot = None
+        if not plain:
+            if any(b'"response"' in block.raw for block in blocks):
+                snapshot = self.snapshot
+            response_id = self.corrector.response_id
+            if self.key is None and response_id is not None and self.on_created is not None:
+                self.key = self.on_created(response_id)
+                self.created_response = _response_of(blocks) or b"{}"
+                self._start_recording((self.meta, snapshot or b"{}"))
+                if not self.created.done():
+                    self.created.set_result(None)
+                blocks, size, snapshot = list(self._tail), self._tail_bytes, None
+            if self.corrector.overlong_events:
+                self._flaw = "an event was longer than may be held"
         if self._recorder is not None:
             if self._flaw is not None:
                 self._recorder.give_up(CopyLostError(self._flaw))
-            self._recorder.add(numbered, snapshot)
+            self._recorder.add(blocks, size, snapshot)
 
     def _start_recording(self, create: tuple[bytes, bytes] | None) -> None:
         if self.key is None:

@@ -9,6 +9,7 @@ import msgspec
 
 from proxy.core.event_stream import EventStreamDecoder, Fragment, encode_event, parse_event
 from proxy.core.json_edit import decode_string, set_member
+from proxy.core.plain_event import NO_NUMBER, PLAIN_BYTES, plain_number
 from proxy.core.responses import (
     FAILED,
     Terminal,
@@ -22,30 +23,7 @@ if TYPE_CHECKING:
     from proxy.core.held_bytes import Share
     from proxy.core.responses import Payload
 
-__all__ = ["Corrector", "Mode"]
-
-
-_CR = b"\r"[0]
-_BACKSLASH = b"\\"[0]
-_BEGINNINGS = frozenset({b"event", b"data:"})
-
-
-def _is_harmless(block: bytes) -> bool:
-    """Tell cheaply, and never wrongly with True, that blocks hold nothing to be looked at.
-
-    Such are a terminal event, a response object, an error, an id, a CR.  ``find`` and not ``in``:
-    CPython tries what stands left of ``in`` as a number first, which costs ten times the search.
-    """
-    return (
-        _CR not in block
-        and not (_BACKSLASH in block and block.find(b"\\u") >= 0)
-        and block.find(b'"response"') < 0
-        and block.find(b"error") < 0
-        and block.find(b"complete") < 0
-        and block.find(b".failed") < 0
-        and block.find(b"\nid") < 0
-        and block[:2] != b"id"
-    )
+__all__ = ["Corrector", "Mode", "Seen"]
 
 
 class Mode(StrEnum):
@@ -54,6 +32,18 @@ class Mode(StrEnum):
     ON = "on"
     OBSERVE = "observe"
     OFF = "off"
+
+
+class Seen(msgspec.Struct, frozen=True, gc=False):
+    """One block as it is to be sent, its own sequence number, and whether it is a plain event.
+
+    A plain event is neither terminal nor an error and holds no response object and no finished
+    item; see ``plain_number``.
+    """
+
+    raw: bytes
+    number: int | None = None
+    plain: bool = False
 
 
 class Corrector:
@@ -69,7 +59,7 @@ class Corrector:
     __slots__ = (
         "_decoder",
         "_error",
-        "_last_numbered",
+        "_max_plain_bytes",
         "_observe",
         "_snapshot",
         "contradiction",
@@ -77,6 +67,7 @@ class Corrector:
         "dropped_events",
         "events",
         "has_ids",
+        "last_sequence_number",
         "terminal",
     )
 
@@ -89,13 +80,14 @@ class Corrector:
     ) -> None:
         self._observe = mode is not Mode.ON
         self._decoder = EventStreamDecoder(max_event_bytes, share=share)
-        self._last_numbered = b""  # the last bytes that hold a sequence number; read when asked
+        self._max_plain_bytes = min(max_event_bytes, PLAIN_BYTES)
         self._snapshot: Payload | None = None
         self._error: Payload | None = None
         self.terminal: Terminal | None = None
         self.contradiction = False
         self.done = False
         self.events = 0
+        self.last_sequence_number: int | None = None  # of the last event that has one
         self.dropped_events = 0
         self.has_ids = False
 
@@ -141,44 +133,23 @@ class Corrector:
             return None
         return bytes(self._snapshot.response)
 
-    @property
-    def last_sequence_number(self) -> int | None:
-        """The number of the last event that has one."""
-        decoder = EventStreamDecoder(keep_bom=True)
-        for block in reversed(decoder.feed(self._last_numbered)):
-            payload = read_payload(parse_event(block).payload())
-            if payload is not None and payload.sequence_number is not None:
-                return payload.sequence_number
-        return None
-
     def feed(self, chunk: bytes) -> bytes:
         """Take what upstream sent and return what is to be sent: whole events, maybe none."""
-        # Most chunks are one whole event that says nothing of the response: they pass as they
-        # are, without a copy and without a look at their JSON.
-        if (
-            self.terminal is None
-            and chunk[-2:] == b"\n\n"
-            and _is_harmless(chunk)
-            and self._decoder.plain
-        ):
-            self.events += chunk.count(b"\n\n")
-            if chunk.rfind(b"sequence_number") >= 0:
-                self._last_numbered = chunk
-            return chunk
-        out = b"".join(self.feed_blocks(chunk))
+        # Most chunks are one plain event, which passes as it is, without a copy.
+        if self.terminal is None and self._decoder.plain:
+            number = self._plain_number(chunk)
+            if number is not None:
+                return chunk
+        out = b"".join([seen.raw for seen in self._feed(chunk)])
         return chunk if self._observe else out
 
-    def feed_blocks(self, chunk: bytes) -> list[bytes]:
+    def feed_blocks(self, chunk: bytes) -> list[Seen]:
         """Do what ``feed`` does and return block by block what is to be sent."""
-        if (
-            self.terminal is None
-            and chunk.find(b"\n\n") == len(chunk) - 2
-            and chunk[:5] in _BEGINNINGS
-            and _is_harmless(chunk)
-            and self._decoder.plain
-        ):
-            return [self._take(chunk)]  # one whole event, as most chunks are
-        return [out for block in self._decoder.feed(chunk) if (out := self._take(block))]
+        if self.terminal is None and self._decoder.plain:
+            number = self._plain_number(chunk)
+            if number is not None:
+                return [Seen(chunk, None if number == NO_NUMBER else number, plain=True)]
+        return self._feed(chunk)
 
     def finish(self) -> bytes:
         """Take the end of upstream's body and return what is to be sent before ours.
@@ -191,13 +162,14 @@ class Corrector:
         if not rest or self._observe:
             return b""
         if self.terminal is not None:
-            return self._take_after_end(rest)
+            seen = self._take_after_end(rest)
+            return seen.raw if seen is not None else b""
         ending = b"\r\n" if b"\r\n" in rest else b"\r" if rest.endswith(b"\r") else b"\n"
         block = rest + (ending if rest.endswith((b"\n", b"\r")) else ending * 2)
         terminal = judge(block)
         if terminal is None or terminal.payload is None:
             return b""
-        return self._take(block)
+        return self._end_with(terminal).raw
 
     def fail(self, message: str) -> bytes:
         """End a stream that upstream did not end: return the ``response.failed`` to be sent.
@@ -258,56 +230,71 @@ class Corrector:
             return code, decode_string(told.error) or message
         return inner.code or code, inner.message or message
 
-    def _take(self, block: bytes) -> bytes:
-        """Look at one block and return it as it is to be sent."""
+    def _feed(self, chunk: bytes) -> list[Seen]:
+        return [
+            seen for block in self._decoder.feed(chunk) if (seen := self._take(block)) is not None
+        ]
+
+    def _plain_number(self, block: bytes) -> int | None:
+        """Count a plain event and return its number; None if ``block`` must be looked at."""
+        number = plain_number(block)
+        if number is None or len(block) > self._max_plain_bytes:
+            return None
+        self.events += 1
+        if number != NO_NUMBER:
+            self.last_sequence_number = number
+        return number
+
+    def _take(self, block: bytes) -> Seen | None:
+        """Look at one block and return it as it is to be sent; None if it is not."""
         if isinstance(block, Fragment):
-            return block
+            return Seen(block)
         if self.terminal is not None:
             return self._take_after_end(block)
-        if block[:5] in _BEGINNINGS and _is_harmless(block) and block.find(b"data:") >= 0:
-            self.events += 1
-            if block.rfind(b"sequence_number") >= 0:
-                self._last_numbered = block
-            return block
+        number = self._plain_number(block)
+        if number is not None:
+            return Seen(block, None if number == NO_NUMBER else number, plain=True)
         terminal = judge(block) if may_be_terminal(block) else None
         return self._end_with(terminal) if terminal is not None else self._look_at(block)
 
-    def _end_with(self, terminal: Terminal) -> bytes:
+    def _end_with(self, terminal: Terminal) -> Seen:
         self.events += 1
         self.terminal = terminal
         self.contradiction = terminal.contradiction
-        self._last_numbered = terminal.raw
-        if terminal.payload is not None and terminal.payload.response is not None:
-            self._snapshot = terminal.payload
-        return terminal.raw
+        payload = terminal.payload
+        if payload is not None and payload.response is not None:
+            self._snapshot = payload
+        return Seen(terminal.raw, self._note_number(payload))
 
-    def _look_at(self, block: bytes) -> bytes:
+    def _look_at(self, block: bytes) -> Seen:
         """Remember what a block that is not terminal says of the response, and pass it."""
         event = parse_event(block)
         if event.has_id:
             self.has_ids = True
-        if event.data:
-            self.events += 1
-            if b"sequence_number" in block:
-                self._last_numbered = block
-            if b'"response"' in block or b"error" in block or b"\\u" in block:
-                self._remember(event.name_value, read_payload(event.payload()))
-        return block
-
-    def _remember(self, name: bytes | None, payload: Payload | None) -> None:
+        if not event.data:
+            return Seen(block)
+        self.events += 1
+        payload = read_payload(event.payload())
         if payload is None:
-            return
+            return Seen(block)
         if payload.response is not None:
             self._snapshot = payload
-        elif (payload.type or (name or b"").decode("utf-8", "replace")) == "error":
+        elif (payload.type or (event.name_value or b"").decode("utf-8", "replace")) == "error":
             self._error = payload
+        return Seen(block, self._note_number(payload))
 
-    def _take_after_end(self, block: bytes) -> bytes:
+    def _note_number(self, payload: Payload | None) -> int | None:
+        number = payload.sequence_number if payload is not None else None
+        if number is not None:
+            self.last_sequence_number = number
+        return number
+
+    def _take_after_end(self, block: bytes) -> Seen | None:
         event = parse_event(block)
         if not event.data:
-            return block
+            return Seen(block)
         if is_done_marker(event):
             self.done = True
-            return block
+            return Seen(block)
         self.dropped_events += 1
-        return b""
+        return None

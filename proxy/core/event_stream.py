@@ -45,6 +45,8 @@ class EventStreamDecoder:
     ``keep_bom``.  An event longer than ``max_event_bytes``, or than ``share`` has room for, comes
     out as ``Fragment`` pieces, so what is held never grows past the limit plus one chunk.
     ``take_rest`` gives the share back.
+
+    ``plain`` tells whether a chunk of whole LF-ended blocks may bypass ``feed`` without harm.
     """
 
     __slots__ = (
@@ -58,6 +60,7 @@ class EventStreamDecoder:
         "_share",
         "_start",
         "overlong_events",
+        "plain",
     )
 
     def __init__(
@@ -77,6 +80,7 @@ class EventStreamDecoder:
         self._look_at = self._first_look  # a longer buffer asks whether it may be held
         self._in_fragments = False
         self.overlong_events = 0
+        self.plain = keep_bom
 
     @property
     def rest(self) -> bytes:
@@ -89,17 +93,17 @@ class EventStreamDecoder:
         return not self._buffer and not self._in_fragments and not self._start
 
     @property
-    def plain(self) -> bool:
-        """Whether a chunk of whole LF-ended blocks may bypass ``feed`` without harm."""
-        return not (self._buffer or self._in_fragments or self._start or self._after_cr)
-
-    @property
     def in_fragments(self) -> bool:
         """Whether an over-long event was handed out in part and has not ended yet."""
         return self._in_fragments
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the blocks that ``chunk`` completes, in order, each with its blank line."""
+        blocks = self._feed(chunk)
+        self.plain = not (self._buffer or self._in_fragments or self._start or self._after_cr)
+        return blocks
+
+    def _feed(self, chunk: bytes) -> list[bytes]:
         blocks: list[bytes] = []
         buffer = self._buffer
         buffer += chunk
@@ -137,6 +141,7 @@ class EventStreamDecoder:
         self._buffer.clear()
         self._scanned = 0
         self._let_go()
+        self.plain = not (self._in_fragments or self._start or self._after_cr)
         return rest
 
     @property

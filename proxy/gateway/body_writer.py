@@ -32,12 +32,13 @@ class BodyWriter:
     """
 
     __slots__ = (
+        "_chunked",
         "_cycle",
-        "_is_head",
+        "_has_length",
         "_now",
         "_protocol",
+        "_takes",
         "_write",
-        "has_length",
         "on_gone",
         "on_pause",
         "on_resume",
@@ -51,10 +52,11 @@ class BodyWriter:
         self._protocol = protocol
         self._cycle = cycle
         self.target = target
-        self.has_length = False
+        self._has_length = False
+        self._chunked = False
+        self._takes = cycle.scope["method"] != "HEAD"  # until the response is whole
         self._now = protocol.loop.time
         self._write = cycle.transport.write
-        self._is_head = cycle.scope["method"] == "HEAD"
         self.written_at = self._now()
         self.on_pause: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None
@@ -83,7 +85,7 @@ class BodyWriter:
     @property
     def _ends_with_connection(self) -> bool:
         """Whether a closed connection is a proper end to the client: HTTP/1.0 without a length."""
-        return not self._cycle.chunked_encoding and not self.has_length
+        return not self._chunked and not self._has_length
 
     @property
     def paused(self) -> bool:
@@ -101,27 +103,38 @@ class BodyWriter:
         """Wait until the client's side takes more, or is gone."""
         await self._cycle.flow.drain()
 
+    def start(self, *, has_length: bool) -> None:
+        """Take note that the head was sent: it says how the body is framed."""
+        self._has_length = has_length
+        self._chunked = bool(self._cycle.chunked_encoding)
+
+    def lose(self) -> None:
+        """Take note that the connection is lost."""
+        self._takes = False
+        if not self.ended and self.on_gone is not None:
+            self.on_gone()
+
     def write(self, data: bytes) -> None:
         """Write one piece of the body; nothing happens once the client is gone."""
-        cycle = self._cycle
-        if cycle.disconnected or cycle.response_complete or not data or self._is_head:
+        size = len(data)
+        if not (size and self._takes):
             return
         self.written_at = self._now()
-        size = len(data)
-        if not cycle.chunked_encoding:
+        if not self._chunked:
             self._write(data)
         elif size < _JOINED_BYTES:
             self._write(b"%x\r\n%b\r\n" % (size, data))
         else:
-            cycle.transport.writelines((b"%x\r\n" % size, data, b"\r\n"))
+            self._cycle.transport.writelines((b"%x\r\n" % size, data, b"\r\n"))
 
     def end(self) -> None:
         """End the body properly; the connection serves the next request if it may."""
         cycle = self._cycle
         if cycle.disconnected or cycle.response_complete:
             return
-        if cycle.chunked_encoding and not self._is_head:
-            cycle.transport.write(b"0\r\n\r\n")
+        if self._chunked and self._takes:
+            self._write(b"0\r\n\r\n")
+        self._takes = False
         cycle.response_complete = True
         cycle.message_event.set()
         self._protocol.writers.discard(self)
@@ -134,6 +147,7 @@ class BodyWriter:
         cycle = self._cycle
         if cycle.response_complete:
             return
+        self._takes = False
         cycle.disconnected = True
         cycle.message_event.set()
         self._protocol.writers.discard(self)

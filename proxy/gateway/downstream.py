@@ -129,8 +129,8 @@ class Downstream:
         self.body = b""
         if self._share is not None:
             self._share.close()
-        self.writer.has_length = bool(values(headers, b"content-length"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        self.writer.start(has_length=bool(values(headers, b"content-length")))
 
     async def answer(self, status: int, headers: Pairs, body: bytes) -> None:
         """Send a whole response; ``headers`` come without a length."""

@@ -119,8 +119,7 @@ class LastwordProtocol(HttpToolsProtocol):
         self._unset_stall_timer()
         self._unread.close()
         for writer in list(self.writers):
-            if not writer.ended and writer.on_gone is not None:
-                writer.on_gone()
+            writer.lose()
         self.writers.clear()
 
     def pause_writing(self) -> None:

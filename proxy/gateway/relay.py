@@ -203,11 +203,11 @@ class Relay:
 
     async def _pass(self, down: Downstream, response: UpstreamResponse) -> None:
         """Pass a body as it comes; a cut stays a cut, and so does silence without an end."""
-        writer = down.writer
+        writer, now = down.writer, asyncio.get_running_loop().time
         silence = SilenceLimit(self._settings.upstream_idle_s, held_back=lambda: writer.paused)
 
         def take(chunk: bytes) -> None:
-            silence.heard()
+            silence.heard_at = now()
             writer.write(chunk)
 
         try:

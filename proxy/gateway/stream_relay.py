@@ -41,6 +41,24 @@ class _DrainedEnoughError(Exception):
 class StreamRelay:
     """Relay one event stream to one client; ``corrector`` tells afterwards what was seen."""
 
+    __slots__ = (
+        "_down",
+        "_drained",
+        "_end_timer",
+        "_ends_itself",
+        "_heartbeat",
+        "_loop",
+        "_on_lost",
+        "_silence",
+        "_stop_reason",
+        "_stream",
+        "_time",
+        "_write",
+        "_writer",
+        "corrector",
+        "lost",
+    )
+
     def __init__(
         self,
         down: Downstream,
@@ -52,11 +70,13 @@ class StreamRelay:
     ) -> None:
         self._down = down
         self._writer = down.writer
+        self._write = down.writer.write
         self._stream = stream
         self._on_lost = settings.on_lost_upstream
         self._stop_reason: str | None = None
         self._ends_itself = mode is Mode.ON
         self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
         self._silence = SilenceLimit(settings.upstream_idle_s, held_back=lambda: down.writer.paused)
         self._end_timer: asyncio.TimerHandle | None = None
         self._drained = 0
@@ -109,20 +129,33 @@ class StreamRelay:
 
     def _take(self, chunk: bytes) -> None:
         """Take one chunk from upstream's socket."""
-        self._silence.heard()
+        self._silence.heard_at = self._time()
         corrector = self.corrector
+        if corrector.terminal is None:
+            self._write(corrector.feed(chunk))
+            if self.corrector.terminal is not None:  # read anew: the chunk may have brought it
+                self._take_end()
+        else:
+            self._take_after_end(chunk)
+
+    def _take_end(self) -> None:
+        """Note that the terminal event was written: the client's body ends soon."""
+        if self._ends_itself:
+            self._end_timer = self._loop.call_later(END_WAIT_S, self._writer.end)
+            self._silence.end_after(END_WAIT_S + DRAIN_S)
+            if self.corrector.done:
+                self._writer.end()
+
+    def _take_after_end(self, chunk: bytes) -> None:
+        """Take what comes behind the terminal event."""
         if self._writer.ended:
             self._drained += len(chunk)
             if self._drained > DRAIN_BYTES:
                 raise _DrainedEnoughError
             return
-        self._writer.write(corrector.feed(chunk))
-        if corrector.terminal is not None and self._ends_itself:
-            if self._end_timer is None:
-                self._end_timer = self._loop.call_later(END_WAIT_S, self._writer.end)
-                self._silence.end_after(END_WAIT_S + DRAIN_S)
-            if corrector.done:
-                self._writer.end()
+        self._write(self.corrector.feed(chunk))
+        if self._ends_itself and self.corrector.done:
+            self._writer.end()
 
     @property
     def _is_empty_replay(self) -> bool:

@@ -17,26 +17,26 @@ _LOOK_AGAIN_S = 1.0
 class SilenceLimit:
     """Raise ``TimeoutError`` in an ``async with`` block once ``idle_s`` have passed unheard.
 
-    ``heard`` is called for every chunk and costs one look at the clock; the timer behind it runs
-    once per ``idle_s``.  With 0 there is no limit.  Time in which ``held_back`` says that upstream
+    ``heard_at`` is set for every chunk to the loop's time; the timer behind it runs once per
+    ``idle_s``.  With 0 there is no limit.  Time in which ``held_back`` says that upstream
     is not read does not count.  ``end_after`` sets a last limit instead.
     """
 
     __slots__ = (
-        "_heard_at",
         "_held_back",
         "_idle_s",
         "_limit",
         "_looked_at",
         "_loop",
         "_timer",
+        "heard_at",
     )
 
     def __init__(self, idle_s: float, *, held_back: Callable[[], bool] | None = None) -> None:
         self._idle_s = idle_s
         self._held_back = held_back
         self._loop = asyncio.get_running_loop()
-        self._heard_at = self._loop.time()
+        self.heard_at = self._loop.time()
         self._looked_at = 0.0
         self._limit = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
@@ -44,11 +44,7 @@ class SilenceLimit:
     @property
     def silent_s(self) -> float:
         """For how many seconds nothing was heard."""
-        return self._loop.time() - self._heard_at
-
-    def heard(self) -> None:
-        """Take note that upstream has sent something."""
-        self._heard_at = self._loop.time()
+        return self._loop.time() - self.heard_at
 
     def end_after(self, seconds: float) -> None:
         """End the block in so many seconds, heard or not."""
@@ -74,15 +70,15 @@ class SilenceLimit:
 
     def _check(self) -> None:
         if self._held_back is not None and self._held_back():
-            self.heard()
-        due = self._heard_at + self._idle_s
+            self.heard_at = self._loop.time()
+        due = self.heard_at + self._idle_s
         if due <= self._loop.time():
             # Timers run before sockets are read: after a pause of our own, what upstream has
             # sent meanwhile is yet to be read. So look once more.
-            if self._looked_at == self._heard_at:
+            if self._looked_at == self.heard_at:
                 self._limit.reschedule(self._loop.time())
                 return
-            self._looked_at = self._heard_at
+            self._looked_at = self.heard_at
             self._timer = self._loop.call_later(min(_LOOK_AGAIN_S, self._idle_s / 10), self._check)
         else:
             self._timer = self._loop.call_at(due, self._check)

@@ -1,0 +1,131 @@
+"""The quick look at an event and the thorough one never disagree."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.event_stream import EventStreamDecoder, parse_event
+from proxy.core.plain_event import NO_NUMBER, PLAIN_BYTES, plain_number
+from proxy.core.responses import judge, read_payload
+from tests.captures import Capture, event_streams
+
+DELTA = (
+    b'event: response.output_text.delta\ndata: {"delta":"%b","sequence_number":7,"type":"x"}\n\n'
+)
+
+types = st.sampled_from(
+    ["response.output_text.delta", "response.completed", "response.failed", "error", "", 5, None]
+)
+members = st.fixed_dictionaries(
+    {},
+    optional={
+        "delta": st.text(max_size=5),
+        "type": types,
+        "sequence_number": st.one_of(st.integers(), st.floats(), st.none(), st.text(max_size=2)),
+        "response": st.sampled_from([{}, {"status": "incomplete"}, None, 1]),
+        "error": st.sampled_from([{}, None, "x"]),
+        "item": st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    },
+)
+junk = st.sampled_from(
+    [
+        b"\n",
+        b"\r",
+        b"\n\n",
+        b"\xff",
+        b"\\u0065",
+        b"\\ud800",
+        b'"',
+        b"}",
+        b"data: ",
+        b"id: 1\n",
+        b"\x00",
+    ]
+)
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> bytes:
+    """An event as vLLM writes it, and sometimes with a byte or two where none belongs."""
+    name = draw(st.sampled_from(["response.output_text.delta", "response.completed", ""]))
+    text = json.dumps(draw(members), ensure_ascii=draw(st.booleans()), separators=(",", ":"))
+    lead = draw(st.sampled_from(["event: ", "event:", "id: ", ": ", "eventx: "]))
+    raw = f"{lead}{name}\ndata: {text}\n\n".encode("utf-8", "surrogatepass")
+    for place in draw(st.lists(st.integers(0, len(raw)), max_size=2)):
+        raw = raw[:place] + draw(junk) + raw[place:]
+    return raw
+
+
+@given(blocks())
+def test_a_plain_event_is_nothing_else(block: bytes) -> None:
+    """What the quick look passes is one event that the thorough one finds nothing in either."""
+    number = plain_number(block)
+    if number is None:
+        return
+
+    assert EventStreamDecoder(keep_bom=True).feed(block) == [block]
+    assert judge(block) is None
+    event = parse_event(block)
+    assert event.data
+    assert not event.has_id
+    payload = read_payload(event.payload())
+    assert payload is not None
+    assert payload.type not in {None, "error", "response.output_item.done"}
+    assert payload.response is None
+    assert payload.error is None
+    assert payload.sequence_number == (None if number == NO_NUMBER else number)
+
+
+@pytest.mark.parametrize(
+    ("block", "number"),
+    [
+        (DELTA % b"a", 7),
+        (DELTA % "\u00e9\u2028".encode(), 7),
+        (DELTA % b'\\"response\\":{}, error', 7),
+        (DELTA.replace(b'"sequence_number":7,', b"") % b"a", NO_NUMBER),
+        (DELTA % b"\xff", None),
+        (DELTA % b"\\ud800", None),
+        (DELTA % b"a" + DELTA % b"b", None),
+        (DELTA % b"a" + b"\n", None),
+        ((DELTA % b"a")[:-1], None),
+        (DELTA % (b"a" * PLAIN_BYTES), None),
+        (b"id: 1\n" + DELTA % b"a", None),
+        (DELTA.replace(b"\n", b"\nid: 1\n", 1) % b"a", None),
+        (DELTA.replace(b"\n", b"\rid: 1\n", 1) % b"a", None),
+        (DELTA.replace(b"{", b"{\r") % b"a", None),
+        (DELTA.replace(b"event: ", b"event:") % b"a", None),
+        (DELTA.replace(b"data: ", b"data:") % b"a", None),
+        (DELTA.replace(b"\n", b"\r\n") % b"a", None),
+        (DELTA.replace(b'"x"', b'"error"') % b"a", None),
+        (DELTA.replace(b'"x"', b'"response.completed"') % b"a", None),
+        (DELTA.replace(b'"x"', b'"\\u0065rror"') % b"a", None),
+        (DELTA.replace(b'"delta"', b'"response"') % b"a", None),
+        (DELTA.replace(b'"delta"', b'"\\u0065rror"') % b"a", None),
+        (DELTA.replace(b',"type":"x"', b"") % b"a", None),
+        (b"data: [DONE]\n\n", None),
+        (b": comment\n\n", None),
+        (b"", None),
+    ],
+)
+def test_what_is_plain(block: bytes, number: int | None) -> None:
+    """The shape that vLLM writes, and nothing that tells of the response."""
+    assert plain_number(block) == number
+
+
+@pytest.mark.parametrize("capture", event_streams(), ids=lambda capture: capture.id)
+def test_most_of_what_vllm_sends_is_plain(capture: Capture) -> None:
+    """All but the response's own events, errors and finished items."""
+    for block in capture.events:
+        payload = read_payload(parse_event(block).payload())
+        if payload is None or not block.endswith(b"\n\n"):
+            continue
+        tells = (
+            payload.response is not None
+            or payload.type in {None, "error", "response.output_item.done"}
+            or payload.error is not None
+        )
+        assert (plain_number(block) is None) is tells
