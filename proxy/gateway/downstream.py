@@ -102,6 +102,13 @@ class Downstream:
             if chunk:
                 yield chunk
 
+    async def upload(self, limit: int) -> bytes | AsyncIterator[bytes]:
+        """Give the body to be sent on: its bytes if all have come already, else as they come."""
+        if not self.has_body:
+            return b""
+        chunks = self.chunks(limit)
+        return b"".join([one async for one in chunks]) if self.writer.request_whole else chunks
+
     async def read_body(self, limit: int, share: Share, decoder: BodyDecoder | None) -> None:
         """Read the whole body, decoded; never more than ``limit`` bytes of it are held.
 

@@ -148,7 +148,7 @@ class Relay:
                 down.method,
                 down.target,
                 headers,
-                down.chunks(limit) if down.has_body and not creates else down.body,
+                down.body if creates else await down.upload(limit),
             )
         try:
             await self._answer(down, response, mode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import resource
 import signal
@@ -161,6 +162,8 @@ async def serve(settings: Settings) -> None:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
+        gc.collect()
+        gc.freeze()  # what the start has made stays: no collection need look at it again
         log.info(
             "ready",
             url=proxy.url,
