@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from proxy.errors import BadRequestError, FullError, RequestError
 from proxy.gateway.body_writer import EXTENSION
 from proxy.gateway.request_coding import decoded
+from proxy.gateway.upgrade import UPGRADE
 from proxy.upstream.headers import values
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from proxy.core.held_bytes import Share
     from proxy.gateway.body_writer import BodyWriter
     from proxy.gateway.request_coding import BodyDecoder
+    from proxy.gateway.upgrade import Upgrade
     from proxy.upstream.headers import Pairs
     from proxy.upstream.transport import UpstreamStream
 
@@ -33,7 +35,8 @@ class Downstream:
     """The client's side of one exchange.
 
     ``headers`` are copied at once, since uvicorn appends trailers to the live list.  ``body`` is
-    what ``read_body`` has read, until the response's head is sent.
+    what ``read_body`` has read, until the response's head is sent.  ``upgrade`` is there if the
+    client asks for a WebSocket.
     """
 
     __slots__ = (
@@ -46,6 +49,7 @@ class Downstream:
         "path",
         "peer",
         "request_id",
+        "upgrade",
         "writer",
     )
 
@@ -55,6 +59,7 @@ class Downstream:
         self._share: Share | None = None
         self.body = b""
         self.writer: BodyWriter = scope["extensions"][EXTENSION]
+        self.upgrade: Upgrade | None = scope["extensions"].get(UPGRADE)
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: Pairs = list(scope["headers"])

@@ -14,6 +14,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from proxy.errors import error_body
 from proxy.gateway.body_writer import EXTENSION, BodyWriter
+from proxy.gateway.upgrade import UPGRADE, Upgrade
+from proxy.upstream.headers import values
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,19 +46,26 @@ class LastwordProtocol(HttpToolsProtocol):
         self._give_up_at = 0.0
         self.writers: set[BodyWriter] = set()
         self._in_head = False
+        self._upgrade: Upgrade | None = None
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; an upgrade that is not ours to make is ignored and the body kept."""
+        if self._upgrade is not None:
+            self._upgrade.take(data)
+            return
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
         except httptools.HttpParserUpgrade as upgrade:
-            if self._should_upgrade():
-                self.handle_websocket_upgrade()
-            else:
-                self._go_on_without_upgrade(data[upgrade.args[0] :])
+            self._go_on_behind_upgrade(data[upgrade.args[0] :])
+
+    def _go_on_behind_upgrade(self, rest: bytes) -> None:
+        if self._upgrade is not None:
+            self._upgrade.take(rest)
+        else:
+            self._go_on_without_upgrade(rest)
 
     def _go_on_without_upgrade(self, rest: bytes) -> None:
         """Read the request again as one that asks for no upgrade (RFC 9110, section 7.8).
@@ -99,6 +108,9 @@ class LastwordProtocol(HttpToolsProtocol):
         writer = BodyWriter(self, cycle, self.url)
         self.writers.add(writer)
         self.scope["extensions"] = {EXTENSION: writer}  # type: ignore[dict-item]
+        if self.parser.should_upgrade():
+            self._upgrade = Upgrade(self, cycle)
+            self.scope["extensions"][UPGRADE] = self._upgrade  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         """Take a request's end; llhttp also calls it where it stops for an upgrade."""
@@ -106,7 +118,26 @@ class LastwordProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _ignores_upgrade(self) -> bool:
-        return bool(self.parser.should_upgrade()) and not self._should_upgrade()
+        return bool(self.parser.should_upgrade()) and not self._asks_for_websocket()
+
+    def _asks_for_websocket(self) -> bool:
+        """Whether a head that says ``Connection: upgrade`` may be a WebSocket's (RFC 6455, 4.1)."""
+        bodies = [
+            *values(self.headers, b"content-length"),
+            *values(self.headers, b"transfer-encoding"),
+        ]
+        return (
+            self.parser.get_method() == b"GET"
+            and self.parser.get_http_version() == "1.1"
+            and all(value == b"0" for value in bodies)
+            and any(value.lower() == b"websocket" for value in values(self.headers, b"upgrade"))
+        )
+
+    def let_go(self) -> None:
+        """Leave the connection to another protocol."""
+        self.connections.discard(self)
+        self.writers.clear()
+        self._unset_stall_timer()
 
     def on_response_complete(self) -> None:
         """Forget the writers of responses that went out by ASGI's ``send``."""

@@ -22,6 +22,7 @@ from proxy.gateway.routes import ResponsesRoutes, requested_mode
 from proxy.gateway.stream_relay import StreamRelay
 from proxy.gateway.target import check_target
 from proxy.upstream.headers import Forwarding, response_headers, values, with_identity_body
+from proxy.gateway.websocket import WebSocketRelay
 from proxy.upstream.silence import SilenceLimit
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Relay:
             ),
             origin_host=client.origin_host if settings.upstream_host == "upstream" else None,
         )
+        self._websockets = WebSocketRelay(settings, client, self._forwarding, self._routes, drain)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; every error becomes an answer or a cut, and a log line."""
@@ -113,6 +115,9 @@ class Relay:
                 headers=((b"retry-after", b"1"), (b"connection", b"close")),
             )
         check_target(down.target)
+        if down.upgrade is not None:
+            await self._websockets.serve(down, down.upgrade)
+            return
         routes = self._routes
         creates = routes.is_create(down.method, down.path)
         looked_at = creates or routes.retrieve_id(down.method, down.path) is not None

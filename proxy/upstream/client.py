@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import errno
 import ssl
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, cast
 from urllib.parse import urlsplit
 
 import httpx
 
 from proxy.errors import BadRequestError, SettingsError, UpstreamError
+from proxy.upstream.request_encoder import encode
 from proxy.upstream.transport import UpstreamStream, UpstreamTransport
+from proxy.upstream.websocket import UpstreamHandshake
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable
+    from collections.abc import AsyncIterable, Iterator, Sequence
+
+    from websockets.typing import Subprotocol
 
     from proxy.settings import Settings
     from proxy.upstream.headers import Pairs
@@ -69,6 +74,35 @@ class UpstreamClient:
         request that is no HTTP.
         """
         stream = httpx.ByteStream(body) if isinstance(body, bytes) else _IterableStream(body)
+        with self._failures():
+            response = await self._transport.handle_async_request(
+                self._request(method, target, headers, stream)
+            )
+        return cast("UpstreamResponse", response)
+
+    async def open_websocket(
+        self, target: bytes, headers: Pairs, subprotocols: Sequence[Subprotocol]
+    ) -> UpstreamHandshake:
+        """Ask for a WebSocket and return upstream's answer; raises like ``open``.
+
+        ``subprotocols`` are those that ``headers`` offer. The caller closes what it gets.
+        """
+        handshake = UpstreamHandshake(subprotocols)
+        headers = [*headers, *handshake.request_headers]
+        try:
+            with self._failures():
+                request = self._request("GET", target, headers, httpx.ByteStream(b""))
+                head = encode(request).head
+                await self._transport.dial(handshake)
+                await handshake.exchange(head, self._read_timeout_s)
+        except BaseException:
+            handshake.close()
+            raise
+        return handshake
+
+    def _request(
+        self, method: str, target: bytes, headers: Pairs, stream: httpx.AsyncByteStream
+    ) -> httpx.Request:
         request = httpx.Request(
             method,
             self._origin,
@@ -80,8 +114,13 @@ class UpstreamClient:
             },
         )
         request.method = method  # httpx would send it in capitals
+        return request
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Say what went wrong in the proxy's own errors."""
         try:
-            response = await self._transport.handle_async_request(request)
+            yield
         except httpx.LocalProtocolError as error:
             raise BadRequestError(400, f"The request cannot be passed on: {error}.") from error
         except httpx.ConnectTimeout as error:
@@ -99,7 +138,6 @@ class UpstreamClient:
             raise self._error(502, "cannot be reached", error) from error
         except httpx.TransportError as error:
             raise self._error(502, "broke off before it answered", error) from error
-        return cast("UpstreamResponse", response)
 
     async def aclose(self) -> None:
         """Close all connections; harmless when repeated."""

@@ -120,14 +120,16 @@ class UpstreamTransport(httpx.AsyncBaseTransport):
             extensions={"http_version": answer.http_version, "reason_phrase": answer.reason},
         )
 
-    async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
-        connection = Connection(loop, release=self._keep, forget=self._forget)
+    async def dial(self, protocol: asyncio.Protocol) -> None:
+        """Give `protocol` a connection to the origin, which is none of the transport's then.
+
+        Raises `httpx.ConnectError` and `httpx.ConnectTimeout`.
+        """
         try:
             self._check_open()
             async with asyncio.timeout(self._connect_timeout_s):
-                await loop.create_connection(
-                    lambda: connection,
+                await asyncio.get_running_loop().create_connection(
+                    lambda: protocol,
                     self._host,
                     self._port,
                     ssl=self._ssl_context,
@@ -135,11 +137,19 @@ class UpstreamTransport(httpx.AsyncBaseTransport):
                 )
             self._check_open()
         except BaseException as exc:
-            connection.close()
             error = self._connect_error(exc)
             if error is None:
                 raise
             raise error from exc
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        connection = Connection(loop, release=self._keep, forget=self._forget)
+        try:
+            await self.dial(connection)
+        except BaseException:
+            connection.close()
+            raise
         if not connection.lost.done():
             self._connections.add(connection)
         return connection
