@@ -45,6 +45,7 @@ class Downstream:
         "_share",
         "body",
         "headers",
+        "http_version",
         "method",
         "path",
         "peer",
@@ -61,6 +62,7 @@ class Downstream:
         self.writer: BodyWriter = scope["extensions"][EXTENSION]
         self.upgrade: Upgrade | None = scope["extensions"].get(UPGRADE)
         self.method: str = scope["method"]
+        self.http_version: str = scope["http_version"]
         self.path: str = scope["path"]
         self.headers: Pairs = list(scope["headers"])
         self.peer: str | None = scope["client"][0] if scope["client"] else None

@@ -7,6 +7,7 @@ import socket
 import struct
 import sys
 import termios
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -219,6 +220,10 @@ class LastwordProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, in OpenAI's shape."""
         body = error_body(400, msg)
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        self.transport.write(STATUS_LINE[400] + head % len(body) + body)
+        head = (
+            b"content-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\n"
+            b"connection: close\r\n\r\n"
+        )
+        request_id = uuid.uuid4().hex.encode()
+        self.transport.write(STATUS_LINE[400] + head % (len(body), request_id) + body)
         self.transport.close()

@@ -136,6 +136,7 @@ class Relay:
             down.headers,
             peer=down.peer,
             scheme="http",
+            http_version=down.http_version,
             request_id=down.request_id,
             identity=looked_at and mode is not Mode.OFF,
         )

@@ -64,6 +64,7 @@ class WebSocketRelay:
             down.headers,
             peer=down.peer,
             scheme="http",
+            http_version=down.http_version,
             request_id=down.request_id,
             identity=False,
         )

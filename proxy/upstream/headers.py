@@ -72,6 +72,7 @@ class Forwarding:
         *,
         peer: str | None,
         scheme: str,
+        http_version: str,
         request_id: bytes,
         identity: bool,
     ) -> Pairs:
@@ -98,7 +99,8 @@ class Forwarding:
             out.append((b"transfer-encoding", b"chunked"))
         if identity:
             out.append((b"accept-encoding", b"identity"))
-        out.append((b"via", b", ".join([*via, b"1.1 " + self.pseudonym])))
+        received = b"%b %b" % (http_version.encode(), self.pseudonym)
+        out.append((b"via", b", ".join([*via, received])))
         if not values(headers, b"x-request-id"):
             out.append((b"x-request-id", request_id))
         out.extend(self._forwarded(headers, peer, scheme))

@@ -48,6 +48,7 @@ async def test_client_of_http_1_0(fake: FakeVllm, lastword: StartLastword) -> No
             assert got.status == 200
             assert got.values("transfer-encoding") == []
             assert await wire.reader.read() == want
+        assert fake.requests[-1].values("via")[0].startswith(b"1.0 lastword-")
 
 
 async def test_upstream_of_http_1_0(fake: FakeVllm, lastword: StartLastword) -> None:

@@ -190,6 +190,33 @@ async def test_hop_by_hop_headers_stay_on_their_hop_downwards(
             assert b"x-internal" not in b"".join(got.values("connection")).lower()
 
 
+async def test_every_answer_has_a_request_id(fake: FakeVllm, lastword: StartLastword) -> None:
+    """Upstream's answers, the proxy's own errors, and what is no HTTP: the client's id, or one."""
+    proxy = await lastword(max_request_body_bytes=1000)
+    fake.handler = answer(200)
+    given = [("X-Request-Id", "mine")]
+    cases: list[tuple[int, str, str, list[tuple[str, str]], bytes | None]] = [
+        (200, "GET", "/v1/models", [], None),
+        (200, "POST", RESPONSES, [], b"{}"),
+        (400, "GET", "/v1/../metrics", [], None),
+        (400, "POST", RESPONSES, [("Lastword-Correct", "maybe")], b"{}"),
+        (413, "POST", RESPONSES, [], b"x" * 1001),
+        (502, "GET", "/v1/models", [], None),
+    ]
+    for status, method, target, headers, body in cases:
+        fake.accept = "close" if status == 502 else "serve"
+        if status == 502:
+            await fake.drop_connections()
+        got = await exchange(proxy.url, method, target, [*headers, *given], body)
+        assert (got.status, got.values("x-request-id")) == (status, [b"mine"])
+        got = await exchange(proxy.url, method, target, headers, body)
+        assert [len(value) for value in got.values("x-request-id")] == [32]
+    async with connect(proxy.url) as wire:
+        await wire.send(b"no HTTP\r\n\r\n")
+        got = await wire.answer()
+        assert (got.status, len(got.values("x-request-id"))) == (400, 1)
+
+
 async def test_no_cookie_of_one_client_reaches_another(
     fake: FakeVllm, lastword: StartLastword
 ) -> None:

@@ -25,7 +25,13 @@ REQUEST: Pairs = [
 
 def up(headers: Pairs, forwarding: Forwarding | None = None, **options: object) -> Pairs:
     """The headers that go up."""
-    given = {"peer": "192.0.2.7", "scheme": "http", "request_id": b"new", "identity": False}
+    given = {
+        "peer": "192.0.2.7",
+        "scheme": "http",
+        "http_version": "1.1",
+        "request_id": b"new",
+        "identity": False,
+    }
     return (forwarding or Forwarding(pseudonym=b"me")).request_headers(
         headers,
         **given | options,  # type: ignore[arg-type]  # the tests' own keywords
@@ -47,6 +53,12 @@ def test_what_a_client_sent_goes_up() -> None:
         (b"x-forwarded-proto", b"http"),
         (b"x-forwarded-host", b"api.example"),
     ]
+
+
+def test_via_says_what_was_received() -> None:
+    """The version is that of the message that came, not of the one that goes (RFC 9110, 7.6.3)."""
+    before = (b"via", b"2 edge")
+    assert (b"via", b"2 edge, 1.0 me") in up([*REQUEST, before], http_version="1.0")
 
 
 def test_identity_is_asked_for_on_the_two_routes() -> None:
