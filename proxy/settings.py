@@ -17,6 +17,7 @@ from proxy.errors import SettingsError
 __all__ = ["Background", "OnLostUpstream", "Settings", "load_settings"]
 
 MIB = 1024 * 1024
+MASK = "***"
 
 
 class Background(StrEnum):
@@ -82,6 +83,20 @@ def _path_prefix(value: str) -> str:
     if value and (not value.startswith("/") or value.endswith("/")):
         raise ValueError("must begin with a slash and not end with one, such as /llm")
     return value
+
+
+def _masked(value: object) -> object:
+    """Hide who logs in where, and with what, if this is a URL."""
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    try:
+        parts = urlsplit(value)
+    except ValueError:
+        return MASK
+    user, _, place = parts.netloc.rpartition("@")
+    pairs = [pair.partition("=") for pair in parts.query.split("&") if pair]
+    query = "&".join(f"{name}={MASK}" if given else MASK for name, given, _ in pairs)
+    return parts._replace(netloc=f"{MASK}@{place}" if user else place, query=query).geturl()
 
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -207,6 +222,14 @@ class Settings(BaseSettings):
         if self.heartbeat_s and not self.upstream_idle_s:
             raise ValueError("upstream_idle_s may be 0 only with heartbeat_s 0")
         return self
+
+    def shown(self) -> dict[str, object]:
+        """Return the settings by name as JSON has them, fit to be shown: what is secret is masked.
+
+        A field that holds a secret is a ``SecretStr``; users, passwords and query values of URLs
+        are masked wherever they stand.
+        """
+        return {name: _masked(value) for name, value in self.model_dump(mode="json").items()}
 
     @property
     def keeps_copies(self) -> bool:

@@ -60,7 +60,7 @@ class Gateway:
             held=self.held,
             slots=self.slots,
         )
-        self.admin: ASGIApp = build_admin(self.metrics, self.drain)
+        self.admin: ASGIApp = build_admin(settings, self.metrics, self.drain)
 
     async def start(self) -> None:
         """Take care of what an earlier process left open."""

@@ -13,6 +13,7 @@ import proxy
 
 if TYPE_CHECKING:
     from proxy.operations.metrics import Metrics
+    from proxy.settings import Settings
 
 __all__ = ["build_admin"]
 
@@ -27,7 +28,7 @@ class _Draining(Protocol):
         """Refuse new requests and wait for the running ones."""
 
 
-def build_admin(metrics: Metrics, drain: _Draining) -> FastAPI:
+def build_admin(settings: Settings, metrics: Metrics, drain: _Draining) -> FastAPI:
     """Return the application that tells how the proxy is."""
     app = FastAPI(title="Lastword", version=proxy.__version__, redirect_slashes=False)
 
@@ -45,11 +46,15 @@ def build_admin(metrics: Metrics, drain: _Draining) -> FastAPI:
     @app.post("/drain")
     async def drain_now(request: Request) -> JSONResponse:
         """Take no new requests and answer when none runs any more, or the grace is over."""
-        peer = request.client.host if request.client else ""
-        if not _is_loopback(peer):
-            raise HTTPException(403, "Only a peer on the loopback interface may drain this proxy.")
+        _check_loopback(request, "drain this proxy")
         drained = await drain.drain()
         return JSONResponse({"drained": drained, "active": drain.active})
+
+    @app.get("/config")
+    async def show_config(request: Request) -> JSONResponse:
+        """Return the settings in force by name; what is secret in them is masked."""
+        _check_loopback(request, "see how this proxy is set")
+        return JSONResponse(settings.shown())
 
     @app.get("/metrics", response_class=Response)
     async def show_metrics() -> Response:
@@ -57,6 +62,12 @@ def build_admin(metrics: Metrics, drain: _Draining) -> FastAPI:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
+
+
+def _check_loopback(request: Request, what: str) -> None:
+    peer = request.client.host if request.client else ""
+    if not _is_loopback(peer):
+        raise HTTPException(403, f"Only a peer on the loopback interface may {what}.")
 
 
 def _is_loopback(peer: str) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from proxy.errors import SettingsError
 from proxy.settings import Settings, load_settings
@@ -46,6 +48,45 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(
     """The sentence names the option and says what can stand there."""
     with pytest.raises(SettingsError, match=sentence):
         load_settings(**given)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("http://127.0.0.1:8000/llm", "http://127.0.0.1:8000/llm"),
+        ("redis://alice:hunter2@db:6379/0", "redis://***@db:6379/0"),
+        ("redis://:hunter2@db", "redis://***@db"),
+        ("redis://hun@ter2:x@db", "redis://***@db"),
+        ("redis://db?password=hunter2&hunter2&tls=", "redis://db?password=***&***&tls=***"),
+        ("redis://[hunter2", "***"),
+        ("sqlite:/var/lib/lastword.db", "sqlite:/var/lib/lastword.db"),
+    ],
+)
+def test_what_is_secret_in_a_url_is_masked(value: str, shown: str) -> None:
+    """Who logs in, and with what, is not shown; the place is."""
+    settings = load_settings(upstream="http://x").model_copy(update={"store": value})
+
+    assert settings.shown()["store"] == shown
+    assert "hunter2" not in json.dumps(settings.shown())
+
+
+def test_a_secret_setting_is_masked() -> None:
+    """A field of its own that is secret is typed so, and so is never shown."""
+
+    class WithSecret(Settings):
+        api_key: SecretStr = SecretStr("hunter2")
+
+    shown = WithSecret(upstream="http://x").shown()
+
+    assert set(shown) == set(WithSecret.model_fields)
+    assert "hunter2" not in json.dumps(shown)
+
+
+def test_fields_that_sound_secret_are_typed_so() -> None:
+    """Nobody adds a key or a password as a plain string."""
+    for name, field in Settings.model_fields.items():
+        if {"key", "secret", "password", "token"} & set(name.split("_")):
+            assert field.annotation in (SecretStr, SecretStr | None), name
 
 
 def test_settings_table_of_the_readme() -> None:

@@ -1,0 +1,42 @@
+"""The settings in force, as the admin port shows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import httpx
+
+from proxy.gateway.drain import Drain
+from proxy.operations.admin import build_admin
+from proxy.operations.metrics import Metrics
+from proxy.settings import Settings
+from tests.e2e.wire import exchange
+
+if TYPE_CHECKING:
+    from tests.conftest import StartLastword
+    from tests.fake_vllm import FakeVllm
+
+
+async def test_config_shows_every_setting(fake: FakeVllm, lastword: StartLastword) -> None:
+    """Options, variables and defaults alike, by their names."""
+    proxy = await lastword(write_stall_s=7, correct="observe")
+    got = await exchange(proxy.admin_url, "GET", "/config")
+    assert got.status == 200
+    config = got.json()
+    assert set(config) == set(Settings.model_fields)
+    assert config["upstream"] == fake.url
+    assert (config["write_stall_s"], config["correct"], config["store"]) == (
+        7,
+        "observe",
+        "memory:",
+    )
+    assert config["upstream_ca_file"] is None
+
+
+async def test_config_is_for_loopback_peers() -> None:
+    """Anyone else is 403, like for the drain."""
+    app = build_admin(Settings(upstream="http://x"), Metrics(), Drain(delay_s=0, grace_s=0))
+    for peer, status in [("192.0.2.1", 403), ("::1", 200)]:
+        transport = httpx.ASGITransport(app, client=(peer, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+            assert (await client.get("/config")).status_code == status
