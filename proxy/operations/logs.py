@@ -18,7 +18,13 @@ def configure_logs(log_format: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                # The default shows every frame's locals where rich is installed: keys and bodies.
+                exception_formatter=structlog.dev.plain_traceback,
+            )
+        ]
         if console
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
