@@ -21,8 +21,8 @@ from proxy.gateway.request_coding import decoder_for
 from proxy.gateway.routes import ResponsesRoutes, requested_mode
 from proxy.gateway.stream_relay import StreamRelay
 from proxy.gateway.target import check_target
-from proxy.upstream.headers import Forwarding, response_headers, values, with_identity_body
 from proxy.gateway.websocket import WebSocketRelay
+from proxy.upstream.headers import Forwarding, response_headers, values, with_identity_body
 from proxy.upstream.silence import SilenceLimit
 
 if TYPE_CHECKING:

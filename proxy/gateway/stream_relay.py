@@ -42,6 +42,7 @@ class StreamRelay:
     """Relay one event stream to one client; ``corrector`` tells afterwards what was seen."""
 
     __slots__ = (
+        "_broken_off",
         "_down",
         "_drained",
         "_end_timer",
@@ -82,6 +83,7 @@ class StreamRelay:
         self._drained = 0
         self.lost: Exception | None = None
         self.corrector = Corrector(mode, max_event_bytes=settings.max_event_bytes, share=share)
+        self._broken_off = False
         self._heartbeat = Heartbeat(
             self._writer,
             self.corrector,
@@ -104,6 +106,7 @@ class StreamRelay:
         except (TimeoutError, httpx.TransportError, InflateError) as error:
             if not (self.corrector.ended and self._ends_itself):
                 self.lost = error
+            self._broken_off = isinstance(error, httpx.TransportError)
         except _DrainedEnoughError:
             pass
         finally:
@@ -162,6 +165,12 @@ class StreamRelay:
         """Whether this was a replay from behind the last event, which is empty and ends well."""
         return self._down.method == "GET" and self.lost is None and not self.corrector.events
 
+    @property
+    def _failed_and_cut(self) -> bool:
+        """Whether upstream, another Lastword, ended a lost stream in the way of ``failed_cut``."""
+        terminal = self.corrector.terminal
+        return self._broken_off and terminal is not None and terminal.name == "response.failed"
+
     def _finish(self) -> None:
         """End the client's body as the stream ended."""
         corrector = self.corrector
@@ -172,6 +181,8 @@ class StreamRelay:
                 self._writer.end()
             else:
                 self._writer.cut()
+        elif self._failed_and_cut:
+            self._writer.cut()
         elif corrector.ended or self._is_empty_replay:
             self._writer.end()
         elif self._on_lost is OnLostUpstream.ABORT:

@@ -9,7 +9,7 @@ import httpx
 from proxy.gateway.drain import Drain
 from proxy.operations.admin import build_admin
 from proxy.operations.metrics import Metrics
-from proxy.settings import Settings
+from proxy.settings import Settings, load_settings
 from tests.e2e.wire import exchange
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ async def test_config_shows_every_setting(fake: FakeVllm, lastword: StartLastwor
 
 async def test_config_is_for_loopback_peers() -> None:
     """Anyone else is 403, like for the drain."""
-    app = build_admin(Settings(upstream="http://x"), Metrics(), Drain(delay_s=0, grace_s=0))
+    app = build_admin(load_settings(upstream="http://x"), Metrics(), Drain(delay_s=0, grace_s=0))
     for peer, status in [("192.0.2.1", 403), ("::1", 200)]:
         transport = httpx.ASGITransport(app, client=(peer, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:

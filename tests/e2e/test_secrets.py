@@ -7,13 +7,13 @@ import contextlib
 import json
 import re
 import sys
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from websockets.frames import Frame, Opcode
 from websockets.utils import accept_key
 
+from tests.e2e.process import lastword_process
 from tests.e2e.websocket import HANDSHAKE, REALTIME
 from tests.e2e.wire import RESPONSES, Answer, Cut, connect, exchange
 from tests.fake_scripts import (
@@ -30,7 +30,6 @@ from tests.fake_scripts import (
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.conftest import StartLastword
@@ -60,45 +59,6 @@ def loud(log_format):
 logs.configure_logs = loud
 cli.main()
 """
-
-
-class Process:
-    """A proxy in a process of its own: where it is, and all that it has said."""
-
-    def __init__(self, url: str, admin: str) -> None:
-        self.url = url
-        self.admin = admin
-        self.said = bytearray()
-
-
-@asynccontextmanager
-async def loud_process(upstream: str, **settings: Any) -> AsyncIterator[Process]:
-    """Run the real command until the block is left; then ``said`` is complete."""
-    options = {"port": 0, "admin_port": 0, "heartbeat_s": 0, "upstream": upstream} | settings
-    args = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", LOUD, "serve", *args),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    assert child.stdout is not None
-    said = bytearray()
-    async with asyncio.timeout(25):
-        while not (found := re.search(rb"http://[0-9.:]+.*http://[0-9.:]+", said)):
-            line = await child.stdout.readline()
-            assert line, bytes(said)
-            said += line if b"ready" in line else b""
-    urls = dict(re.findall(r"(url|admin)\W+(http://[0-9.:]+)", found.string.decode()))
-    process = Process(urls["url"], urls["admin"])
-    process.said = said
-    reading = asyncio.create_task(child.stdout.read())
-    try:
-        yield process
-    finally:
-        child.terminate()
-        async with asyncio.timeout(20):
-            process.said += await reading
-            await child.wait()
 
 
 def body(**members: Any) -> bytes:
@@ -247,7 +207,7 @@ async def test_no_secret_is_told(
     settings = limits | {"background": background, "log_format": log_format}
     if background != "pass":
         settings["store"] = f"sqlite:{tmp_path}/copies.db"
-    async with loud_process(fake.url, **settings) as proxy:
+    async with lastword_process(fake.url, command=("-c", LOUD), **settings) as proxy:
         for name, script, method, target, sent in EXCHANGES:
             fake.handler = script
             got = await tell(proxy.url, method, target, sent)
@@ -258,10 +218,10 @@ async def test_no_secret_is_told(
             await wire.send(b"GET /hunter2-line HTTP/9\r\nhunter2-header\r\n\r\n")
             assert MARKED.findall((await wire.answer()).body) == []
         for page in ("/metrics", "/config", "/readyz"):
-            told = await exchange(proxy.admin, "GET", page, KEYS)
+            told = await exchange(proxy.admin_url, "GET", page, KEYS)
             assert (told.status, MARKED.findall(told.body)) == (200, [])
         fake.handler = answer(500, JSON, b"hunter2-answer")
-        assert (await exchange(proxy.admin, "POST", "/drain", KEYS, b"")).status == 200
+        assert (await exchange(proxy.admin_url, "POST", "/drain", KEYS, b"")).status == 200
         got = await exchange(proxy.url, "POST", RESPONSES + QUERY, KEYS, body())
         assert (got.status, MARKED.findall(got.body)) == (503, [])
         fake.handler = hang  # what still runs upstream ends with the proxy
