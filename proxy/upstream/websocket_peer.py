@@ -79,7 +79,8 @@ class WebSocketPeer(asyncio.Protocol):
         if self._transport.is_closing():  # lost in between, and told to the former owner
             self._loop.call_soon(self.connection_lost, None)
             return
-        self._timer = self._loop.call_later(PING_S, self._check)
+        if not self._ending:  # a close frame may have come with the other's handshake
+            self._timer = self._loop.call_later(PING_S, self._check)
         self._transport.resume_reading()
         self.data_received(early)
 

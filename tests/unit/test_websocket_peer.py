@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import OPEN
@@ -27,7 +27,7 @@ async def side() -> AsyncIterator[tuple[WebSocketPeer, asyncio.Transport, socket
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_connection(asyncio.Protocol, sock=near)
     peer = WebSocketPeer(
-        cast("asyncio.Transport", transport),
+        transport,
         ServerProtocol(state=OPEN),
         who="The client",
         loss_code=CloseCode.GOING_AWAY,
