@@ -230,6 +230,8 @@ async def test_inner_process_that_is_replaced(fake: FakeVllm, tmp_path: Path) ->
         await fake.until(lambda: len(api.runs) == 2)
         api.step("resp_2", 2)
         direct = await wire.head()
+        while direct.body.count(b"\n\n") < 2:
+            direct.chunks.append(await wire.chunk())
         assert await first.stop() == 0
         await wire.body(direct)
         assert direct.body.count(b"event: response.failed\n") == 1

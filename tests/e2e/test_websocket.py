@@ -220,12 +220,12 @@ async def test_held_side_is_not_taken_for_dead(
     upstream: Upstream, lastword: StartLastword, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sender whose bytes the proxy does not read cannot show that it lives, and need not."""
-    monkeypatch.setattr(websocket_peer, "PING_S", 0.05)
+    monkeypatch.setattr(websocket_peer, "PING_S", 0.1)
     proxy = await lastword(upstream=upstream.url)
     message = b"x" * 100_000
     async with joined(proxy, upstream, compression=None) as (client, server):
         server.transport.pause_reading()
-        sent = await stalled(client, message, enough=1000)  # stalls for ten pings
+        sent = await stalled(client, message, enough=1000)  # stalls for five pings
         server.transport.resume_reading()
         for number in range(sent):
             assert await received(server) == b"%08d" % number + message
@@ -236,7 +236,7 @@ async def test_dead_side_is_noticed(
     side: Side, upstream: Upstream, lastword: StartLastword, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A side that answers no ping is given up, and the other is told."""
-    monkeypatch.setattr(websocket_peer, "PING_S", 0.05)
+    monkeypatch.setattr(websocket_peer, "PING_S", 0.2)
     proxy = await lastword(upstream=upstream.url)
     async with joined(proxy, upstream) as ends:
         dead, other = ends if side == "client" else ends[::-1]
@@ -252,7 +252,7 @@ async def test_side_that_takes_nothing_is_cut_after_the_write_stall(
     upstream: Upstream, lastword: StartLastword, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``write_stall_s`` holds for WebSockets too."""
-    monkeypatch.setattr(websocket_peer, "PING_S", 0.05)
+    monkeypatch.setattr(websocket_peer, "PING_S", 0.1)
     proxy = await lastword(upstream=upstream.url, write_stall_s=0.2)
     async with joined(proxy, upstream, compression=None) as (client, server):
         client.transport.pause_reading()

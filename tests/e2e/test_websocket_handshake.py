@@ -221,7 +221,7 @@ async def test_handshake_that_fails_upstream(
     script: Handler, status: int, said: str, fake: FakeVllm, lastword: StartLastword
 ) -> None:
     """It is an error of the proxy's own before the client was answered, not a WebSocket."""
-    proxy = await lastword(upstream_idle_s=0.5)
+    proxy = await lastword(upstream_idle_s=0.3 if script is hang else 30)
     fake.script(script)
     for target in (REALTIME, RESPONSES) if script is garbage else (REALTIME,):
         fake.handler = script
