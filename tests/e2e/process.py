@@ -28,7 +28,7 @@ class LastwordProcess:
     async def ready(self) -> None:
         """Wait for its first line, which says where it listens."""
         assert self.child.stdout is not None
-        async with asyncio.timeout(25):
+        async with asyncio.timeout(60):
             while b"ready" not in self.said:
                 line = await self.child.stdout.readline()
                 assert line, bytes(self.said)
@@ -41,7 +41,7 @@ class LastwordProcess:
         assert self.child.stdout is not None
         if self.child.returncode is None:
             self.child.send_signal(number)
-            async with asyncio.timeout(25):
+            async with asyncio.timeout(60):
                 self.said += await self.child.stdout.read()
                 await self.child.wait()
         assert self.child.returncode is not None
