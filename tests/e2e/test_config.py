@@ -35,7 +35,8 @@ async def test_config_shows_every_setting(fake: FakeVllm, lastword: StartLastwor
 
 async def test_config_is_for_loopback_peers() -> None:
     """Anyone else is 403, like for the drain."""
-    app = build_admin(load_settings(upstream="http://x"), Metrics(), Drain(delay_s=0, grace_s=0))
+    metrics = Metrics(held_bytes=lambda: 0, streams=lambda: 0)
+    app = build_admin(load_settings(upstream="http://x"), metrics, Drain(delay_s=0, grace_s=0))
     for peer, status in [("192.0.2.1", 403), ("::1", 200)]:
         transport = httpx.ASGITransport(app, client=(peer, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
