@@ -3,7 +3,7 @@
 LastwordError
  ├─ SettingsError          what was asked for at start cannot be; the sentence says what can
  └─ RequestError           a request that the proxy answers itself, with a status
-     ├─ BadRequestError     400, 413, 431, 508: the client's request as it stands
+     ├─ BadRequestError     4xx, 505, 508: the client's request as it stands
      ├─ FullError           503: a limit of the proxy is reached; the same request may pass later
      └─ UpstreamError       502, 503, 504: upstream, or the proxy, cannot serve it now
 """
@@ -20,6 +20,7 @@ __all__ = [
     "SettingsError",
     "UpstreamError",
     "error_body",
+    "own_fault",
 ]
 
 _SERVER_ERROR = 500
@@ -73,6 +74,11 @@ class FullError(RequestError):
 
 class UpstreamError(RequestError):
     """Upstream could not be asked or gave no usable answer."""
+
+
+def own_fault() -> RequestError:
+    """Return the answer to a request that met a fault of ours; the log has the rest."""
+    return RequestError(500, "The proxy failed; its log says why. This is a fault in Lastword.")
 
 
 def error_body(status: int, message: str, param: str | None = None) -> bytes:

@@ -188,7 +188,18 @@ class Settings(BaseSettings):
         "comment", description="comment, which clients skip, or event, a keepalive event."
     )
     write_stall_s: Annotated[float, Field(gt=0)] = Field(
-        300.0, description="How long a client may take nothing before its connection is cut."
+        300.0,
+        description="How long a client may take nothing, or send nothing of a body that it has"
+        " begun, before its connection is cut.",
+    )
+    max_headers: Annotated[int, Field(gt=0)] = Field(
+        100, description="Most headers of a request, and most trailers; more are 431."
+    )
+    max_header_bytes: Bytes = Field(
+        64 * 1024, description="Bytes of a request's line and headers; more are 431 (or 414)."
+    )
+    header_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        10.0, description="How long a request's head may take from its first byte; then it is 408."
     )
     max_request_body_bytes: Bytes = Field(
         64 * MIB, description="Largest request body; a larger one is 413."

@@ -83,6 +83,12 @@ class BodyWriter:
         return self._cycle.response_complete
 
     @property
+    def awaits_continue(self) -> bool:
+        """Whether the client waits for a 100 before it sends its body."""
+        cycle = self._cycle
+        return cycle.waiting_for_100_continue and cycle.more_body and not cycle.body
+
+    @property
     def _ends_with_connection(self) -> bool:
         """Whether a closed connection is a proper end to the client: HTTP/1.0 without a length."""
         return not self._chunked and not self._has_length
@@ -139,7 +145,7 @@ class BodyWriter:
         cycle.message_event.set()
         self._protocol.writers.discard(self)
         if not cycle.keep_alive:
-            cycle.transport.close()
+            self._protocol.close_after_answer()
         cycle.on_response()
 
     def cut(self) -> None:

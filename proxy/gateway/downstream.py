@@ -139,10 +139,16 @@ class Downstream:
         self.body = bytes(body)
 
     async def start(self, status: int, headers: Pairs) -> None:
-        """Send the response's head; whoever may read on for hours needs the body no more."""
+        """Send the response's head; whoever may read on for hours needs the body no more.
+
+        A client that waited for a 100 may now send its body or not (RFC 9110, section 10.1.1), and
+        nobody could tell it from a next request: the connection ends.
+        """
         self.body = b""
         if self._share is not None:
             self._share.close()
+        if self.writer.awaits_continue and _CLOSE not in headers:
+            headers = [*headers, _CLOSE]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         self.writer.start(has_length=bool(values(headers, b"content-length")))
 
@@ -172,7 +178,7 @@ class Downstream:
             *error.headers,
         ]
         if not self.writer.request_whole and not values(head, b"connection"):
-            head.append((b"connection", b"close"))  # what is left of the body is not read
+            head.append(_CLOSE)  # what is left of the body is not read
         await self.start(error.status, head)
         self.writer.write(body)
         self.writer.end()
@@ -206,6 +212,9 @@ class Downstream:
         finally:
             self.writer.on_gone = None
         return True
+
+
+_CLOSE = (b"connection", b"close")
 
 
 def _too_large(limit: int) -> BadRequestError:

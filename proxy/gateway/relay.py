@@ -15,12 +15,11 @@ import structlog
 
 from proxy.core.content_coding import DECODABLE
 from proxy.core.corrector import Mode
-from proxy.errors import FullError, RequestError, UpstreamError
+from proxy.errors import FullError, RequestError, UpstreamError, own_fault
 from proxy.gateway.downstream import ClientGoneError, Downstream
 from proxy.gateway.request_coding import decoder_for
 from proxy.gateway.routes import ResponsesRoutes, requested_mode
 from proxy.gateway.stream_relay import StreamRelay
-from proxy.gateway.target import check_target
 from proxy.gateway.websocket import WebSocketRelay
 from proxy.upstream.headers import Forwarding, response_headers, values, with_identity_body
 from proxy.upstream.silence import SilenceLimit
@@ -77,6 +76,7 @@ class Relay:
                 if part.strip()
             ),
             origin_host=client.origin_host if settings.upstream_host == "upstream" else None,
+            default_host=client.origin_host,
         )
         self._websockets = WebSocketRelay(settings, client, self._forwarding, self._routes, drain)
 
@@ -93,7 +93,7 @@ class Relay:
                 self._metrics.upstream_errors.inc()
                 log.warning("upstream failed", error=error.message, path=down.path)
             elif isinstance(error, FullError):
-                self._metrics.refused_requests.labels(limit=error.limit).inc()
+                self._metrics.limit_reached.labels(limit=error.limit).inc()
             await down.refuse(error)
         except asyncio.CancelledError:
             # The server stops and its grace is over. The task ends here either way, and uvicorn
@@ -101,11 +101,7 @@ class Relay:
             down.writer.cut()
         except Exception:
             log.exception("a request failed inside the proxy", path=down.path)
-            await down.refuse(
-                RequestError(
-                    500, "The proxy failed; its log says why. This is a fault in Lastword."
-                )
-            )
+            await down.refuse(own_fault())
 
     async def _serve(self, down: Downstream) -> None:
         if self._drain.refusing:
@@ -114,7 +110,6 @@ class Relay:
                 "This proxy is shutting down and takes no new requests; try again.",
                 headers=((b"retry-after", b"1"), (b"connection", b"close")),
             )
-        check_target(down.target)
         if down.upgrade is not None:
             await self._websockets.serve(down, down.upgrade)
             return

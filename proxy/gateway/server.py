@@ -17,6 +17,7 @@ import uvicorn
 
 from proxy.errors import SettingsError
 from proxy.gateway.app import Gateway
+from proxy.gateway.head import HeadLimits
 from proxy.gateway.protocol import LastwordProtocol
 
 if TYPE_CHECKING:
@@ -109,9 +110,17 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         stack.push_async_callback(gateway.aclose)
         await gateway.start()
         protocol = partial(
-            LastwordProtocol, write_stall_s=settings.write_stall_s, held=gateway.held
+            LastwordProtocol,
+            limits=HeadLimits(
+                max_headers=settings.max_headers,
+                max_bytes=settings.max_header_bytes,
+                timeout_s=settings.header_timeout_s,
+            ),
+            stall_s=settings.write_stall_s,
+            on_refused=gateway.metrics.count_refused,
+            held=gateway.held,
         )
-        await stack.enter_async_context(_serving(gateway.admin, admin, http="httptools"))
+        await stack.enter_async_context(_serving(gateway.admin, admin, http=protocol))
         await stack.enter_async_context(_serving(gateway.traffic, traffic, http=protocol))
         stack.push_async_callback(gateway.shut_down)
         yield Running(gateway, traffic, admin)

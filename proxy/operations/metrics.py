@@ -58,8 +58,8 @@ class Metrics:
             registry=self.registry,
         )
 
-        self.refused_requests = Counter(
-            "lastword_refused_requests",
+        self.limit_reached = Counter(
+            "lastword_limit_reached",
             "Requests answered with 503 because a limit of the proxy was reached.",
             ["limit"],
             registry=self.registry,
@@ -72,11 +72,21 @@ class Metrics:
         Gauge(
             "lastword_streams", "What counts for max_streams.", registry=self.registry
         ).set_function(streams)
+        self.refused_requests = Counter(
+            "lastword_refused_requests",
+            "Requests refused before anything acted on them: no HTTP, too large, too slow.",
+            ["status"],
+            registry=self.registry,
+        )
         self.dropped_copies = Counter(
             "lastword_dropped_copies",
             "Copies of background responses that could not be kept.",
             registry=self.registry,
         )
+
+    def count_refused(self, status: int) -> None:
+        """Count a request that was refused for its form."""
+        self.refused_requests.labels(status=status).inc()
 
     def count_dropped_copy(self, reason: str) -> None:  # noqa: ARG002 - the log has it
         """Count a copy that could not be kept."""

@@ -58,12 +58,13 @@ def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[by
 class Forwarding:
     """How request headers go up.
 
-    ``origin_host`` replaces the client's ``Host`` if given; ``pseudonym`` stands in ``Via`` for
-    this process, so that a loop is seen.
+    ``origin_host`` replaces the client's ``Host`` if given, ``default_host`` stands where a client
+    of HTTP/1.0 sent none; ``pseudonym`` stands in ``Via`` for this process, so that a loop is seen.
     """
 
     trusted_networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network] = ()
     origin_host: bytes | None = None
+    default_host: bytes | None = None
     pseudonym: bytes = field(default_factory=lambda: b"lastword-" + secrets.token_hex(6).encode())
 
     def request_headers(
@@ -95,6 +96,8 @@ class Forwarding:
         out = [(name, value) for name, value in headers if name not in drop]
         if self.origin_host is not None:
             out = [(n, self.origin_host if n == b"host" else v) for n, v in out]
+        if self.default_host is not None and not values(headers, b"host"):
+            out.append((b"host", self.default_host))
         if chunked:
             out.append((b"transfer-encoding", b"chunked"))
         if identity:

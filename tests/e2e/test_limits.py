@@ -55,7 +55,7 @@ async def test_body_that_finds_no_room_is_503(fake: FakeVllm, lastword: StartLas
         await wire.send(b"x" * 50 * KIB)
         assert (await wire.answer()).status == 200
     assert (await post_stream(proxy.url, b"y" * 150 * KIB)).status == 200
-    name = 'lastword_refused_requests_total{limit="max_buffered_bytes"}'
+    name = 'lastword_limit_reached_total{limit="max_buffered_bytes"}'
     assert await metric(proxy.admin_url, name) == 1
     assert await metric(proxy.admin_url, HELD) == 0
 
@@ -187,7 +187,7 @@ async def test_streams_beyond_the_limit_are_503(fake: FakeVllm, lastword: StartL
         await settled(proxy.admin_url, "lastword_streams", 1)
         fake.script(echo)
         assert (await post_stream(proxy.url)).status == 200
-    name = 'lastword_refused_requests_total{limit="max_streams"}'
+    name = 'lastword_limit_reached_total{limit="max_streams"}'
     assert await metric(proxy.admin_url, name) == 2
 
 
