@@ -2,6 +2,7 @@
 
 LastwordError
  ├─ SettingsError          what was asked for at start cannot be; the sentence says what can
+ ├─ OriginError            a fault of ours: a request was about to leave the one upstream
  └─ RequestError           a request that the proxy answers itself, with a status
      ├─ BadRequestError     4xx, 505, 508: the client's request as it stands
      ├─ FullError           503: a limit of the proxy is reached; the same request may pass later
@@ -16,6 +17,7 @@ __all__ = [
     "BadRequestError",
     "FullError",
     "LastwordError",
+    "OriginError",
     "RequestError",
     "SettingsError",
     "UpstreamError",
@@ -32,6 +34,10 @@ class LastwordError(Exception):
 
 class SettingsError(LastwordError):
     """A setting is wrong or things do not fit together; the message says what is allowed."""
+
+
+class OriginError(LastwordError):
+    """A request was about to name another place than the upstream; it was not sent."""
 
 
 class RequestError(LastwordError):

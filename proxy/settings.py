@@ -6,7 +6,7 @@ import ipaddress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -53,11 +53,14 @@ def _origin(value: str) -> str:
         or "?" in value
         or "#" in value
         or parts.username is not None
+        or parts.path.startswith("//")
+        or any(segment in (".", "..") for segment in unquote(parts.path).split("/"))
+        or "\\" in unquote(value)
         or any(ord(character) <= 0x20 or ord(character) > 0x7E for character in value)  # noqa: PLR2004 - ASCII's edges
     ):
         raise ValueError(
-            "must be http://HOST[:PORT] or https://HOST[:PORT], optionally with a path prefix,"
-            " without query, fragment or user"
+            "must be http://HOST[:PORT] or https://HOST[:PORT], optionally with a path prefix"
+            " without dot segments, without query, fragment or user"
         )
     return value.rstrip("/")
 

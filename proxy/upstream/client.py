@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from proxy.errors import BadRequestError, SettingsError, UpstreamError
+from proxy.errors import BadRequestError, OriginError, SettingsError, UpstreamError
 from proxy.upstream.request_encoder import encode
 from proxy.upstream.transport import UpstreamStream, UpstreamTransport
 from proxy.upstream.websocket import UpstreamHandshake
@@ -70,8 +70,9 @@ class UpstreamClient:
         """Send a request and return when the response's head has come.
 
         The caller closes ``response.stream``.  Raises ``UpstreamError``: 502 if upstream cannot
-        be reached or breaks off, 504 if it does not answer in time; and ``BadRequestError`` for a
-        request that is no HTTP.
+        be reached or breaks off, 504 if it does not answer in time; ``BadRequestError`` for a
+        request that is no HTTP; and ``OriginError`` for a target that is no path, which the head
+        checks must have refused.
         """
         stream = httpx.ByteStream(body) if isinstance(body, bytes) else _IterableStream(body)
         with self._failures():
@@ -103,6 +104,8 @@ class UpstreamClient:
     def _request(
         self, method: str, target: bytes, headers: Pairs, stream: httpx.AsyncByteStream
     ) -> httpx.Request:
+        if not target.startswith(b"/") or target.startswith(b"//"):
+            raise OriginError("a request target that is no path was about to be sent upstream")
         request = httpx.Request(
             method,
             self._origin,
@@ -134,6 +137,14 @@ class UpstreamClient:
                     "This proxy has run out of file descriptors and can open no connection; raise"
                     " its limit (ulimit -n, LimitNOFILE) or send it fewer streams.",
                     headers=((b"retry-after", b"1"),),
+                ) from error
+            if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+                raise UpstreamError(
+                    502,
+                    f"The upstream server {self._name} could not be verified:"
+                    f" {error.__cause__.verify_message.rstrip('.')}. Name the authority of its"
+                    " certificate with --upstream-ca-file, and its host with --upstream as the"
+                    " certificate does.",
                 ) from error
             raise self._error(502, "cannot be reached", error) from error
         except httpx.TransportError as error:

@@ -8,7 +8,7 @@ from unittest import mock
 import httpx
 import pytest
 
-from proxy.errors import RequestError
+from proxy.errors import OriginError, RequestError
 from proxy.settings import load_settings
 from proxy.upstream.client import UpstreamClient
 
@@ -45,3 +45,19 @@ async def test_errors(error: Exception, status: int, words: str) -> None:
     assert caught.value.status == status
     assert words in caught.value.message
     assert (b"retry-after" in dict(caught.value.headers)) is (status == 503)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [b"", b"*", b"x", b"http://evil.example/x", b"evil.example:443", b"//evil.example/x", b"\\x"],
+)
+@pytest.mark.parametrize("upstream", ["http://127.0.0.1:1", "http://127.0.0.1:1/prefix"])
+async def test_target_that_is_no_path_is_never_sent(upstream: str, target: bytes) -> None:
+    """Whoever asks: what could name another origin is a fault of ours, found before a byte."""
+    client = UpstreamClient(load_settings(upstream=upstream))
+    client._transport = transport = mock.Mock(handle_async_request=mock.AsyncMock())
+
+    with pytest.raises(OriginError, match="is no path"):
+        await client.open("GET", target, [(b"host", b"x")], b"")
+
+    transport.handle_async_request.assert_not_called()
