@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import httpx
 import pytest
-import uvloop
 
 from proxy.upstream.transport import UpstreamStream, UpstreamTransport
 from tests.contract.raw_server import PATIENCE_S, TLS_NAME, RawPeer, RawServer, reset, tls_contexts
+from tests.loops import on_loops
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -31,22 +31,7 @@ MIB = 1024 * 1024
 
 T = TypeVar("T")
 
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run every test on both loops.
-
-    The fixture is pytest-asyncio's own; its public hook for this can only stand in a conftest and
-    would then run the stores' suite twice too.
-    """
-    metafunc.fixturenames.append("_asyncio_loop_factory")
-    metafunc.parametrize(
-        "_asyncio_loop_factory",
-        [
-            pytest.param(asyncio.new_event_loop, id="asyncio"),
-            pytest.param(uvloop.new_event_loop, id="uvloop"),
-        ],
-        indirect=True,
-    )
+pytest_generate_tests = on_loops("asyncio", "uvloop")
 
 
 class MakeTransport(Protocol):

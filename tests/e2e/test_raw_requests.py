@@ -9,28 +9,17 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-import uvloop
 
 from tests.e2e.raw import CUTS, GET, assert_refused, chunked, head, send, talk
 from tests.e2e.wire import connect
 from tests.fake_scripts import echo
+from tests.loops import on_loops
 
 if TYPE_CHECKING:
     from tests.conftest import StartLastword
     from tests.fake_vllm import FakeVllm
 
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run every test on both loops, by pytest-asyncio's own fixture."""
-    metafunc.fixturenames.append("_asyncio_loop_factory")
-    metafunc.parametrize(
-        "_asyncio_loop_factory",
-        [
-            pytest.param(asyncio.new_event_loop, id="asyncio"),
-            pytest.param(uvloop.new_event_loop, id="uvloop"),
-        ],
-        indirect=True,
-    )
+pytest_generate_tests = on_loops("asyncio", "uvloop")
 
 
 CONTROL_BYTES = [byte for byte in (*range(0x20), 0x7F) if byte != 0x09]

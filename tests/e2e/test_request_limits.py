@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-import uvloop
 
 from proxy.gateway import server
 from tests.e2e.raw import (
@@ -25,6 +24,7 @@ from tests.e2e.raw import (
 )
 from tests.e2e.wire import RESPONSES, connect, exchange
 from tests.fake_scripts import answer, echo, hang, stream, vllm_events
+from tests.loops import on_loops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,13 +34,7 @@ if TYPE_CHECKING:
 
 HALF = b"POST /x HTTP/1.1\r\nHost: a\r\nX-A: 1"
 
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run every test on uvloop, as the proxy does, by pytest-asyncio's own fixture."""
-    metafunc.fixturenames.append("_asyncio_loop_factory")
-    metafunc.parametrize(
-        "_asyncio_loop_factory", [pytest.param(uvloop.new_event_loop, id="uvloop")], indirect=True
-    )
+pytest_generate_tests = on_loops("uvloop")
 
 
 def pieces(data: bytes, size: int) -> Iterator[bytes]:
