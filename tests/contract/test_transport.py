@@ -724,6 +724,46 @@ async def test_failures_before_the_head_are_told_apart(
     assert server.connections == 1
 
 
+MALFORMED = {
+    "obs-fold": b"HTTP/1.1 200 OK\r\nX-A: 1\r\n 2\r\nContent-Length: 0\r\n\r\n",
+    "bare LF": b"HTTP/1.1 200 OK\nContent-Length: 0\n\n",
+    "bare LF in a header": b"HTTP/1.1 200 OK\r\nX-A: 1\nX-B: 2\r\nContent-Length: 0\r\n\r\n",
+    "bare CR in a header": b"HTTP/1.1 200 OK\r\nX-A: 1\rX-B: 2\r\nContent-Length: 0\r\n\r\n",
+    "NUL in a header": b"HTTP/1.1 200 OK\r\nX-A: \0\r\nContent-Length: 0\r\n\r\n",
+    "DEL in a header": b"HTTP/1.1 200 OK\r\nX-A: \x7f\r\nContent-Length: 0\r\n\r\n",
+    "space in a name": b"HTTP/1.1 200 OK\r\nX A: 1\r\nContent-Length: 0\r\n\r\n",
+    "space before the colon": b"HTTP/1.1 200 OK\r\nContent-Length : 0\r\n\r\n",
+    "no name": b"HTTP/1.1 200 OK\r\n: 1\r\nContent-Length: 0\r\n\r\n",
+    "negative length": b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+    "signed length": b"HTTP/1.1 200 OK\r\nContent-Length: +1\r\n\r\na",
+    "the same length twice": OK.replace(b"\r\n\r\n", b"\r\nContent-Length: 2\r\n\r\n"),
+    "more than 64 bits": b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n",
+    "chunked twice": CHUNKED.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n"),
+    "identity": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: identity\r\n\r\n",
+    "parameter": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked;q=1\r\n\r\n",
+    "status of four digits": b"HTTP/1.1 2000 OK\r\nContent-Length: 0\r\n\r\n",
+    "no status": b"HTTP/1.1 OK\r\nContent-Length: 0\r\n\r\n",
+    "a request": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+}
+
+
+async def test_malformed_head_is_no_answer(transport: UpstreamTransport, server: RawServer) -> None:
+    """A head that could mean two things means none; its connection is not used again."""
+    for name, head in MALFORMED.items():
+        async with running(transport.handle_async_request(request())) as task:
+            peer = await server.accept()
+            await peer.head()
+            peer.send(head)
+            try:
+                with pytest.raises(httpx.RemoteProtocolError):
+                    await patient(task)
+                assert await peer.left() == b""
+            except BaseException as error:
+                error.add_note(name)
+                raise
+    assert server.connections == len(MALFORMED)
+
+
 @pytest.mark.parametrize(
     "head",
     [

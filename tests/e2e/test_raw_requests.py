@@ -5,7 +5,6 @@ Each row is sent whole, in two pieces and byte by byte, on both loops.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
