@@ -18,6 +18,8 @@ __all__ = ["HeadLimits", "check_head"]
 
 # RFC 9110, section 7.2: uri-host [ ":" port ], with the characters of RFC 3986, section 3.2.2.
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*[ \t]*")
+# Of 64 bits, and some zeros or spaces around; Python reads no number of thousands of digits.
+_LENGTH_DIGITS = 100
 _LINE_OVERHEAD = len(": \r\n")
 
 
@@ -91,6 +93,8 @@ def check_head(version: str, method: bytes, target: bytes, headers: Pairs) -> bo
         raise BadRequestError(400, "The request's Host header is not a host name.")
     elif len(by_name) < len(headers) and len(values(headers, b"host")) > 1:
         raise BadRequestError(400, "The request has more than one Host header.")
+    if len(by_name.get(b"content-length", b"")) > _LENGTH_DIGITS:
+        raise BadRequestError(400, "The request's Content-Length is longer than any number.")
     if b"transfer-encoding" in by_name:
         _check_coding(headers, old=old)
     if b"expect" not in by_name or old:  # HTTP/1.0 knows none: RFC 9110, section 10.1.1

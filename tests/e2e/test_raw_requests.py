@@ -36,6 +36,7 @@ LENGTHS = {
     "space within": head(b"Content-Length: 3 3") + b"abc",
     "no length": head(b"Content-Length:") + b"abc",
     "more than 64 bits": head(b"Content-Length: 99999999999999999999999") + b"abc",
+    "zeros without end": head(b"Content-Length: " + b"0" * 5000 + b"3") + b"abc",
     "space before the colon": head(b"Content-Length : 3") + b"abc",
 }
 CODINGS = {
