@@ -106,7 +106,7 @@ def check_head(version: str, method: bytes, target: bytes, headers: Pairs) -> bo
 def _check_coding(headers: Pairs, *, old: bool) -> None:
     """RFC 9112, section 6.1: what is not understood surely must not be passed on."""
     codings = values(headers, b"transfer-encoding")
-    if len(codings) > 1 or codings[0].strip(b" \t").lower() != b"chunked":
+    if [coding.strip(b" \t").lower() for coding in codings] != [b"chunked"]:
         raise BadRequestError(400, "The only Transfer-Encoding taken is one 'chunked'.")
     if old:
         raise BadRequestError(400, "HTTP/1.0 knows no Transfer-Encoding.")

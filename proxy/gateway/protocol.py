@@ -135,7 +135,7 @@ class LastwordProtocol(RequestReader):
         return unsent
 
     def _watch_stall(self) -> None:
-        """Look again in ``write_stall_s`` whether the client has taken anything."""
+        """Look again in ``stall_s`` whether the client has taken anything."""
         self._stalled_bytes = self.transport.get_write_buffer_size()
         self._stall_timer = self.loop.call_later(self.stall_s, self._check_stall)
 

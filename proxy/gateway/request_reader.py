@@ -280,23 +280,24 @@ class RequestReader(EndingProtocol):
             if self.pipeline and self.pipeline[0][0] is self.cycle:
                 self.pipeline.popleft()
                 self._unanswered -= 1
-            elif self.cycle.response_started:
-                self.abandon()
+            elif self.cycle.response_complete:
                 self.linger()
                 return
             else:
+                begun = self.cycle.response_started
                 self.abandon()
+                if begun:
+                    return
         if self._unanswered:
             self._last_words = answer
         else:
             self.say_last(answer)
 
     def abandon(self) -> None:
-        """Tell the running request that its client is gone; nothing happens if it was answered."""
-        if not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-            self._unanswered -= 1
+        """Tell the running request that its client is gone."""
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+        self._unanswered -= 1
 
     def close_after_answer(self) -> None:
         """Close the connection behind an answer, even if the request is not read to its end."""

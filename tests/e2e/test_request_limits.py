@@ -43,6 +43,19 @@ def pieces(data: bytes, size: int) -> Iterator[bytes]:
         yield data[place : place + size]
 
 
+async def begin_and_wait(exchange: Exchange) -> None:
+    """Begin an answer and wait for the proxy to hang up."""
+    await exchange.respond(200)
+    await exchange.send(b"begun")
+    await exchange.wait_closed()
+
+
+async def answer_early(exchange: Exchange) -> None:
+    """Answer before the request is whole."""
+    await exchange.respond(200, [("content-length", "0")])
+    exchange.ended = True
+
+
 # Bytes and lines.
 
 
@@ -193,11 +206,7 @@ async def test_connection_that_says_nothing_is_closed(
     monkeypatch.setattr(server, "CLIENT_KEEPALIVE_S", 0.2)
     proxy = await lastword()
 
-    async def early(exchange: Exchange) -> None:
-        await exchange.respond(200, [("content-length", "0")])
-        exchange.ended = True
-
-    fake.script(answer(200), early)
+    fake.script(answer(200), answer_early)
     async with connect(proxy.url) as wire:
         assert await wire.at_eof()
     async with connect(proxy.url) as wire:
@@ -221,11 +230,7 @@ async def test_body_that_stops_is_given_up(fake: FakeVllm, lastword: StartLastwo
     await fake.until(lambda: all(exchange.closed for exchange in fake.exchanges))
     fake.queue.clear()
 
-    async def early(exchange: Exchange) -> None:
-        await exchange.respond(200, [("content-length", "0")])
-        exchange.ended = True
-
-    fake.script(early)
+    fake.script(answer_early)
     async with connect(proxy.url) as wire:  # answered already: it gets no second answer
         await wire.send(head(b"Content-Length: 3") + b"a")
         assert (await wire.answer()).status == 200
@@ -316,8 +321,9 @@ async def test_refusal_waits_for_the_answers_before_it(
         async with connect(proxy.url) as wire:
             for _ in range(sound):
                 await wire.post()
-            await wire.send(broken)
             await fake.gate("0").arrived()
+            await wire.send(broken)
+            await asyncio.sleep(0.05)  # for the proxy to read it; too short only makes this weaker
             for number in range(len(vllm_events())):
                 fake.gate(str(number)).open()
             fake.gate("ending").open()
@@ -336,18 +342,29 @@ async def test_body_that_breaks_behind_the_head_of_its_answer_cuts_it(
     """There is no place for a second answer: the first is cut, and upstream is let go."""
     proxy = await lastword()
 
-    async def early(exchange: Exchange) -> None:
-        await exchange.respond(200)
-        await exchange.send(b"begun")
-        await exchange.wait_closed()
-
-    fake.script(early)
+    fake.handler = begin_and_wait
     async with connect(proxy.url) as wire:
         await wire.send(chunked(b"3\r\nabc\r\n"))
         answer = await wire.head()
         assert await wire.chunk() == b"begun"
         await wire.send(b"zz\r\n")
         assert (await wire.body(answer)).ending == "cut"
+    await fake.exchanges[0].until_closed()
+
+
+async def test_body_that_stops_behind_the_head_of_its_answer_resets_http_1_0(
+    fake: FakeVllm, lastword: StartLastword
+) -> None:
+    """A client whose answers end with the connection must not take a cut one for whole."""
+    proxy = await lastword(write_stall_s=0.2)
+    fake.handler = begin_and_wait
+    async with connect(proxy.url) as wire:
+        await wire.send(head(b"Content-Length: 3", first=b"POST /x HTTP/1.0") + b"a")
+        assert (await wire.head()).status == 200
+        async with asyncio.timeout(10):
+            assert await wire.reader.readexactly(5) == b"begun"
+            with pytest.raises(ConnectionResetError):
+                await wire.reader.read()
     await fake.exchanges[0].until_closed()
 
 
