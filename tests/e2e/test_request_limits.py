@@ -182,21 +182,29 @@ async def test_half_head_is_closed_from_its_first_byte(
 async def test_half_head_behind_a_request_waits_for_its_answer(
     fake: FakeVllm, lastword: StartLastword
 ) -> None:
-    """While an answer runs, a head that was sent ahead in part takes nothing from it."""
+    """While an answer runs, a head that was sent ahead in part has time, and takes none from it."""
     proxy = await lastword(header_timeout_s=0.1)
-    fake.script(stream(vllm_events(), gated=True))
-    async with connect(proxy.url) as wire:
-        await wire.post()
-        await wire.send(HALF)
-        await fake.gate("0").arrived()
-        await asyncio.sleep(0.3)  # too short only makes this weaker
-        for number in range(len(vllm_events())):
-            fake.gate(str(number)).open()
-        fake.gate("ending").open()
-        streamed = await wire.answer()
-        assert b"response.incomplete" in streamed.body
-        assert streamed.ending == "clean"
-        assert_refused(await last_answer(wire), 408)
+    events = vllm_events()
+    for ahead, rest in ((b"\r\n" + HALF, b"\r\n\r\n"), (b"\r\n", GET), (HALF, b"")):
+        fake.close_gates()
+        fake.script(stream(events, gated=True), echo)
+        async with connect(proxy.url) as wire:
+            await wire.post()
+            await wire.send(ahead)
+            await fake.gate("0").arrived()
+            await asyncio.sleep(0.3)  # too short only makes this weaker
+            await wire.send(rest)
+            for number in range(len(events)):
+                fake.gate(str(number)).open()
+            fake.gate("ending").open()
+            streamed = await wire.answer()
+            assert b"response.incomplete" in streamed.body
+            assert streamed.ending == "clean"
+            if rest:
+                assert (await wire.answer()).status == 200
+            else:
+                assert_refused(await last_answer(wire), 408)
+    fake.queue.clear()
 
 
 async def test_connection_that_says_nothing_is_closed(
