@@ -133,7 +133,6 @@ class RequestReader(EndingProtocol):
             if name not in _UPGRADE_TOKENS and (name != b"connection" or value):
                 head.append(b"%b: %b\r\n" % (name, value))
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         return b"".join([*head, b"\r\n", rest])
 
     # Called by httptools, by these names.
