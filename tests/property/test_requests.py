@@ -147,7 +147,7 @@ async def impatient(
 
 
 @settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     suppress_health_check=[
         HealthCheck.too_slow,
