@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
+import secrets
 from typing import TYPE_CHECKING
 
 from proxy.errors import BadRequestError, FullError, RequestError
@@ -67,7 +67,7 @@ class Downstream:
         self.headers: Pairs = list(scope["headers"])
         self.peer: str | None = scope["client"][0] if scope["client"] else None
         given = values(self.headers, b"x-request-id")
-        self.request_id = given[0] if given else uuid.uuid4().hex.encode()
+        self.request_id = given[0] if given else secrets.token_hex(16).encode()
 
     @property
     def target(self) -> bytes:

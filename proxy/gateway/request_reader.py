@@ -6,7 +6,7 @@ and answers a broken one in the middle of another's response.  This is its readi
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -269,7 +269,7 @@ class RequestReader(EndingProtocol):
         """
         log.info("a request was refused", status=error.status, error=error.message)
         self._on_refused(error.status)
-        request_id = dict(self.headers).get(b"x-request-id") or uuid.uuid4().hex.encode()
+        request_id = dict(self.headers).get(b"x-request-id") or secrets.token_hex(16).encode()
         head_only = bool(self.url) and self.parser.get_method() == b"HEAD"
         answer = refusal(error, request_id, head_only=head_only)
         self.deaf = True

@@ -36,8 +36,28 @@ HOP_BY_HOP_HEADERS = frozenset(
         b"upgrade",
     }
 )
+_NOT_SENT_UP = HOP_BY_HOP_HEADERS | {
+    b"expect",
+    b"via",
+    b"x-forwarded-for",
+    b"x-forwarded-host",
+    b"x-forwarded-proto",
+}
+_NOT_SENT_UP_FOR_IDENTITY = _NOT_SENT_UP | {b"accept-encoding"}
+# What stands in a request's head for the proxy itself; one pass collects it.
+_TOLD = frozenset(
+    {
+        b"connection",
+        b"host",
+        b"transfer-encoding",
+        b"via",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-proto",
+        b"x-request-id",
+    }
+)
 _BODY_FRAMING = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
-_FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host"})
 
 
 def values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
@@ -45,13 +65,17 @@ def values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
     return [value for key, value in headers if key.lower() == name]
 
 
-def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+def _named_by(connection: Iterable[bytes]) -> set[bytes]:
     """Return the names that ``Connection`` makes hop-by-hop (RFC 9110, section 7.6.1)."""
-    return frozenset(
-        token.strip().lower()
-        for value in values(headers, b"connection")
-        for token in value.split(b",")
-    )
+    return {token.strip().lower() for value in connection for token in value.split(b",")}
+
+
+def _told(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, list[bytes]]:
+    told: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        if name in _TOLD:
+            told.setdefault(name, []).append(value)
+    return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +107,22 @@ class Forwarding:
         all others keep their order and bytes.  ``identity`` asks upstream for no compression.
         Raises ``BadRequestError`` (508) if this very process stands in ``Via``.
         """
-        via = values(headers, b"via")
+        told = _told(headers)
+        via = told.get(b"via", [])
         if any(self.pseudonym in value for value in via):
             raise BadRequestError(
                 508, "This request came from this very proxy: --upstream leads back to it."
             )
-        chunked = bool(values(headers, b"transfer-encoding"))
-        drop = HOP_BY_HOP_HEADERS | _FORWARDED | {b"via", b"expect"}
-        drop |= _named_by_connection(headers) - {b"content-length", b"host"}
-        drop |= {b"content-length"} if chunked else set()
-        drop |= {b"accept-encoding"} if identity else set()
-        out = [(name, value) for name, value in headers if name not in drop]
+        chunked = b"transfer-encoding" in told
+        drop = _NOT_SENT_UP_FOR_IDENTITY if identity else _NOT_SENT_UP
+        if b"connection" in told:
+            drop |= _named_by(told[b"connection"]) - {b"content-length", b"host"}
+        if chunked:
+            drop |= {b"content-length"}
+        out = [pair for pair in headers if pair[0] not in drop]
         if self.origin_host is not None:
             out = [(n, self.origin_host if n == b"host" else v) for n, v in out]
-        if self.default_host is not None and not values(headers, b"host"):
+        if self.default_host is not None and b"host" not in told:
             out.append((b"host", self.default_host))
         if chunked:
             out.append((b"transfer-encoding", b"chunked"))
@@ -104,29 +130,23 @@ class Forwarding:
             out.append((b"accept-encoding", b"identity"))
         received = b"%b %b" % (http_version.encode(), self.pseudonym)
         out.append((b"via", b", ".join([*via, received])))
-        if not values(headers, b"x-request-id"):
+        if b"x-request-id" not in told:
             out.append((b"x-request-id", request_id))
-        out.extend(self._forwarded(headers, peer, scheme))
+        out.extend(self._forwarded(told, peer, scheme))
         return out
 
-    def _forwarded(
-        self, headers: Sequence[tuple[bytes, bytes]], peer: str | None, scheme: str
-    ) -> Pairs:
+    def _forwarded(self, told: dict[bytes, list[bytes]], peer: str | None, scheme: str) -> Pairs:
         """Say who asked: behind a trusted proxy its word is kept and the peer appended."""
-        trusted = self._trusts(peer)
-
-        def kept(name: bytes) -> list[bytes]:
-            return values(headers, name) if trusted else []
-
-        hops = kept(b"x-forwarded-for") + ([peer.encode()] if peer is not None else [])
-        protocols = kept(b"x-forwarded-proto") or [scheme.encode()]
-        hosts = kept(b"x-forwarded-host") or values(headers, b"host")
-        told = (
+        kept = told if self._trusts(peer) else {}
+        hops = kept.get(b"x-forwarded-for", []) + ([peer.encode()] if peer is not None else [])
+        protocols = kept.get(b"x-forwarded-proto") or [scheme.encode()]
+        hosts = kept.get(b"x-forwarded-host") or told.get(b"host", [])
+        named = (
             (b"x-forwarded-for", hops),
             (b"x-forwarded-proto", protocols),
             (b"x-forwarded-host", hosts),
         )
-        return [(name, b", ".join(parts)) for name, parts in told if parts]
+        return [(name, b", ".join(parts)) for name, parts in named if parts]
 
     def _trusts(self, peer: str | None) -> bool:
         if peer is None or not self.trusted_networks:
@@ -157,13 +177,16 @@ def response_headers(
     ``event_stream`` adds what keeps gateways from buffering; a ``rewritten`` body may change
     its length, a ``decoded`` one has lost its coding.
     """
-    drop = HOP_BY_HOP_HEADERS | _named_by_connection(headers) - {b"content-length"}
+    names = {name.lower() for name, _ in headers}
+    drop = HOP_BY_HOP_HEADERS
+    if b"connection" in names:
+        drop |= _named_by(values(headers, b"connection")) - {b"content-length"}
     if rewritten:
         drop |= {b"content-length"}
     if decoded:
         drop |= {b"content-encoding"}
-    out = [(name, value) for name, value in headers if name.lower() not in drop]
-    names = {name.lower() for name, _ in out}
+    out = [pair for pair in headers if pair[0].lower() not in drop]
+    names -= drop
     if b"x-request-id" not in names:
         out.append((b"x-request-id", request_id))
     if event_stream:

@@ -5,8 +5,9 @@ before a byte is sent.
 """
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import httpx
@@ -83,22 +84,18 @@ def encode(request: httpx.Request) -> OutgoingRequest:
     if not isinstance(target, bytes) or not _TARGET.fullmatch(target):
         raise httpx.LocalProtocolError("the request target holds bytes that HTTP does not allow")
 
+    headers = request.headers.raw
+    _check_values(headers)
     lines = [b"%b %b HTTP/1.1" % (method, target)]
     lengths: list[bytes] = []
     codings: list[bytes] = []
-    for name, value in request.headers.raw:
-        if not _TOKEN.fullmatch(name):
-            raise httpx.LocalProtocolError(f"header name {name!r} is not an HTTP token")
-        if not _VALUE.fullmatch(value):
-            raise httpx.LocalProtocolError(
-                f"header {name!r} holds bytes that HTTP does not allow"  # the value may be secret
-            )
-        lines.append(b"%b: %b" % (name, value))
-        match name.lower():
+    for name, value in headers:
+        match _lowered(name):
             case b"content-length":
                 lengths.append(value.strip(b" \t"))
             case b"transfer-encoding":
                 codings.append(value.strip(b" \t").lower())
+        lines.append(b"%b: %b" % (name, value))
     length = _announced_length(lengths, codings)
 
     outgoing = OutgoingRequest(
@@ -116,6 +113,25 @@ def encode(request: httpx.Request) -> OutgoingRequest:
     else:
         raise httpx.LocalProtocolError("the request body is neither bytes nor an async stream")
     return outgoing
+
+
+@lru_cache(maxsize=4096)  # clients send the same few names, and a check costs more than a look-up
+def _lowered(name: bytes) -> bytes:
+    """Return a header's name in lower case, or raise if it is none."""
+    if not _TOKEN.fullmatch(name):
+        raise httpx.LocalProtocolError(f"header name {name!r} is not an HTTP token")
+    return name.lower()
+
+
+def _check_values(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Look at all values at once, and for the wrong one only if there is one."""
+    if _VALUE.fullmatch(b"".join([value for _, value in headers])):
+        return
+    for name, value in headers:
+        if not _VALUE.fullmatch(value):
+            raise httpx.LocalProtocolError(
+                f"header {name!r} holds bytes that HTTP does not allow"  # the value may be secret
+            )
 
 
 def _announced_length(lengths: list[bytes], codings: list[bytes]) -> int | None:
