@@ -82,7 +82,7 @@ def _serve(*, check_config: bool = False, **given: Any) -> None:
     if check_config:
         typer.echo("The settings are fine.")
         return
-    configure_logs(settings.log_format)
+    configure_logs(settings.log_format, settings.log_level)
     _runner()(serve(settings))
 
 
@@ -112,7 +112,7 @@ def _metavar(name: str, annotation: Any) -> str:
         return "|".join(get_args(annotation))
     if isinstance(annotation, type) and issubclass(annotation, StrEnum):
         return "|".join(annotation)
-    return {int: "INTEGER", float: "NUMBER"}.get(annotation, "TEXT")
+    return {bool: "true|false", int: "INTEGER", float: "NUMBER"}.get(annotation, "TEXT")
 
 
 def _options() -> list[inspect.Parameter]:
@@ -121,6 +121,8 @@ def _options() -> list[inspect.Parameter]:
     for name, field in Settings.model_fields.items():
         default = field.default
         shown = default.value if hasattr(default, "value") else default
+        if isinstance(shown, bool):
+            shown = str(shown).lower()
         required = default is PydanticUndefined
         option = typer.Option(
             f"--{name.replace('_', '-')}",

@@ -12,6 +12,7 @@ LastwordError
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 __all__ = [
     "BadRequestError",
@@ -21,6 +22,7 @@ __all__ = [
     "RequestError",
     "SettingsError",
     "UpstreamError",
+    "UpstreamTrouble",
     "error_body",
     "own_fault",
 ]
@@ -78,8 +80,26 @@ class FullError(RequestError):
         self.limit = limit
 
 
+UpstreamTrouble = Literal[
+    "refused", "connect_timeout", "dns", "tls", "unreachable", "files", "no_answer", "broken"
+]
+"""Why upstream could not be asked: no connection (``files``: too many are open here), no head of an
+answer in time, or anything else."""
+
+
 class UpstreamError(RequestError):
-    """Upstream could not be asked or gave no usable answer."""
+    """Upstream could not be asked or gave no usable answer; ``kind`` says why in a word."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: UpstreamTrouble = "broken",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        super().__init__(status, message, headers=headers)
+        self.kind = kind
 
 
 def own_fault() -> RequestError:

@@ -118,7 +118,9 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", min_length=1, description="Address the traffic port binds.")
     port: Port = Field(8080, description="Traffic port; 0 takes a free one.")
     admin_host: str = Field("127.0.0.1", min_length=1, description="Address of the admin port.")
-    admin_port: Port = Field(8081, description="Admin port (/livez, /metrics); 0 takes a free one.")
+    admin_port: Port = Field(
+        8081, description="Admin port (/readyz, /metrics); 0 takes a free one."
+    )
     correct: Mode = Field(
         Mode.ON,
         description="on corrects streams, observe only counts what it would correct, off looks at"
@@ -226,9 +228,18 @@ class Settings(BaseSettings):
     shutdown_grace_s: Seconds = Field(
         25.0, description="How long running streams may go on after SIGTERM."
     )
+    ready_needs_upstream: bool = Field(
+        True,
+        description="Ask vLLM's /health every second, and be ready only while it answers below"
+        " 500; false never asks.",
+    )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="auto is console on a terminal and json elsewhere."
     )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least that is logged; warning leaves the requests out, too."
+    )
+    log_requests: bool = Field(True, description="Log one line per request, at its end.")
 
     @model_validator(mode="after")
     def _heartbeats_need_an_end(self) -> Self:

@@ -29,7 +29,14 @@ class StartLastword(Protocol):
         """Start a proxy in front of the fake, with these settings over the tests' own."""
 
 
-QUIET: dict[str, Any] = {"port": 0, "admin_port": 0, "background": "pass", "heartbeat_s": 0}
+QUIET: dict[str, Any] = {
+    "port": 0,
+    "admin_port": 0,
+    "background": "pass",
+    "heartbeat_s": 0,
+    "ready_needs_upstream": False,
+    "log_requests": False,
+}
 """What a test gets unless it says otherwise: free ports and nothing of the proxy's own."""
 
 

@@ -12,6 +12,7 @@ import httpx
 from proxy.background.run import Run, RunMode, State
 from proxy.background.stall import Finding, StallCheck
 from proxy.core.content_coding import DECODABLE, PIECE_BYTES, InflateError, Inflater
+from proxy.core.outcome import Outcome
 from proxy.errors import RequestError, UpstreamError
 from proxy.upstream.client import lost_message
 from proxy.upstream.headers import values
@@ -192,7 +193,8 @@ class Maker:
             if self._stopping is State.ELSEWHERE and run.mode is RunMode.UPSTREAM:
                 state = State.ELSEWHERE
             else:
-                run.fail(self._reason or lost_message(error))
+                ended_as = Outcome.LOST if self._stopping is None else Outcome.STOPPED
+                run.fail(self._reason or lost_message(error), ended_as)
         if not run.created.done():
             run.created.set_result(None)
         await run.close(state)

@@ -12,6 +12,7 @@ from proxy.core.background import mark_background, sequence_number
 from proxy.core.corrector import Corrector, Seen
 from proxy.core.event_stream import parse_event
 from proxy.core.json_edit import set_member
+from proxy.core.outcome import Outcome, outcome_of
 from proxy.core.output_items import OutputItems
 from proxy.core.responses import read_payload
 from proxy.store import Block, CopyLostError
@@ -22,11 +23,15 @@ if TYPE_CHECKING:
     from proxy.core.held_bytes import Share
     from proxy.store import CopyKey, Store
 
-__all__ = ["Run", "RunMode", "Sink", "State"]
+__all__ = ["FlawedStreamError", "Run", "RunMode", "Sink", "State"]
 
 # What is kept in memory of blocks that the store has, so that followers close behind need no read.
 _TAIL_BYTES = 64 * 1024
 _READ_BYTES = 256 * 1024
+
+
+class FlawedStreamError(CopyLostError):
+    """Upstream's stream cannot be kept as it came."""
 
 
 class RunMode(StrEnum):
@@ -95,6 +100,7 @@ class Run:
     ``created`` is done once the response has an id, for which ``on_created`` gives the copy's
     key, and ``created_response`` is the response object as it was then.  ``closed`` is set once
     the copy is safe.  ``on_dropped`` is told why a copy could not be kept.
+    ``first_event_at`` is None for a run that is taken up again.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class Run:
         store: Store,
         max_event_bytes: int,
         share: Share | None = None,
-        on_dropped: Callable[[Run, str], None],
+        on_dropped: Callable[[Run, Exception], None],
         meta: bytes,
     ) -> None:
         self.mode = mode
@@ -113,7 +119,11 @@ class Run:
         self.state = State.OPEN
         self.copy_lost = False
         self.corrector = Corrector(max_event_bytes=max_event_bytes, share=share)
-        self.created: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.began_at = self._loop.time()
+        self.first_event_at: float | None = None
+        self._ended_as: Outcome | None = None  # where that was not upstream's word
+        self.created: asyncio.Future[None] = self._loop.create_future()
         self.created_response = b"{}"
         self.closed = asyncio.Event()
         self.first = 0
@@ -142,8 +152,11 @@ class Run:
         """Take the end of upstream's body: a terminal event without its blank line is completed."""
         self._publish_one(self.corrector.finish())
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str, ended_as: Outcome = Outcome.LOST) -> None:
         """End the run with ``response.failed``, unless it has ended."""
+        self._publish_one(self.corrector.fail(message))
+        if not self.corrector.ended:
+            self._ended_as = ended_as
         self._publish_one(self.corrector.fail(message))
 
     def cancel(self) -> None:
@@ -183,6 +196,11 @@ class Run:
         if self.corrector.ended:
             response = self._items.fill(response)
         return response
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the run ended; None while it has not."""
+        return self._ended_as or outcome_of(self.corrector.terminal)
 
     @property
     def nameless_bytes(self) -> int:
@@ -225,7 +243,7 @@ class Run:
 
         ``index`` is what the follower has; what it has then is returned.
         """
-        woken = asyncio.get_running_loop().create_future()
+        woken = self._loop.create_future()
         live = _Live(index, sink, woken)
         self._live.add(live)
         try:
@@ -299,6 +317,7 @@ class Run:
                 snapshot = self.snapshot
             response_id = self.corrector.response_id
             if self.key is None and response_id is not None and self.on_created is not None:
+                self.first_event_at = self._loop.time()
                 self.key = self.on_created(response_id)
                 self.created_response = _response_of(blocks) or b"{}"
                 self._start_recording((self.meta, snapshot or b"{}"))
@@ -309,7 +328,7 @@ class Run:
                 self._flaw = "an event was longer than may be held"
         if self._recorder is not None:
             if self._flaw is not None:
-                self._recorder.give_up(CopyLostError(self._flaw))
+                self._recorder.give_up(FlawedStreamError(self._flaw))
             self._recorder.add(blocks, size, snapshot)
 
     def _start_recording(self, create: tuple[bytes, bytes] | None) -> None:
@@ -336,7 +355,7 @@ class Run:
     def _lose_copy(self, error: Exception) -> None:
         """Go on without a copy: what followers have not read yet is kept within the tail's size."""
         self.copy_lost = True
-        self._on_dropped(self, str(error))
+        self._on_dropped(self, error)
         self._forget_stored(self.total)
 
 

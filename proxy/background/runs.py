@@ -13,10 +13,19 @@ import msgspec
 import structlog
 
 from proxy.background.maker import Answer, Maker, MakerLimits
-from proxy.background.run import Run, RunMode, State
+from proxy.background.run import FlawedStreamError, Run, RunMode, State
+from proxy.core.outcome import Outcome
 from proxy.core.responses import judge, may_be_terminal
 from proxy.errors import BadRequestError, UpstreamError
-from proxy.store import CopyInfo, CopyKey, Gone, StoreError, Tombstone
+from proxy.store import (
+    CopyInfo,
+    CopyKey,
+    Gone,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+    Tombstone,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -35,6 +44,12 @@ _SWEEP_S = 30.0
 _LAST_BLOCKS = 8
 _CLOSE_S = 5.0
 INTERRUPTED = "The proxy was restarted before the response was finished."
+# Why copies are dropped, in words for a metric; any other reason is "lost".
+_DROP_REASONS: dict[type[Exception], str] = {
+    StoreFullError: "full",
+    StoreUnavailableError: "unavailable",
+    FlawedStreamError: "stream",
+}
 
 log = structlog.stdlib.get_logger("lastword")
 
@@ -43,7 +58,7 @@ class Counters(Protocol):
     """What is counted of runs."""
 
     def count_dropped_copy(self, reason: str) -> None:
-        """Count a copy that could not be kept."""
+        """Count a copy that could not be kept: ``full``, ``unavailable``, ``stream``, ``lost``."""
 
     def count_run(self, run: Run) -> None:
         """Count a run that has ended."""
@@ -97,8 +112,8 @@ class Runs:
         self._closing = False
 
     @property
-    def running(self) -> int:
-        """How many runs are being made now."""
+    def active(self) -> int:
+        """How many runs are being made."""
         return len(self._running)
 
     async def start(self) -> None:
@@ -198,7 +213,7 @@ class Runs:
             if await self.store.create(key, meta=meta, snapshot=b"{}") is None:
                 await self.store.end(key)
         except StoreError as error:
-            self._counters.count_dropped_copy("store")
+            self._counters.count_dropped_copy(_DROP_REASONS.get(type(error), "lost"))
             log.warning("an owner could not be kept", response_id=response_id, error=str(error))
 
     async def cancel(self, run: Run) -> None:
@@ -315,8 +330,9 @@ class Runs:
         run.resume(
             info.key, snapshot=info.snapshot, last_number=info.last_number, blocks=info.blocks
         )
-        run.fail(reason or INTERRUPTED)
+        run.fail(reason or INTERRUPTED, Outcome.STOPPED)
         await run.close(State.ENDED)
+        self._counters.count_run(run)
 
     async def _sweep(self) -> None:
         """Expire copies now and then, and give up those that nobody can take up any more."""
@@ -356,13 +372,15 @@ class Runs:
         if run.key is not None:
             self._counters.count_run(run)
 
-    def _drop(self, run: Run, reason: str) -> None:
+    def _drop(self, run: Run, error: Exception) -> None:
         """Tell of a copy that could not be kept, and leave no part of it behind."""
-        self._counters.count_dropped_copy("store")
+        reason = _DROP_REASONS.get(type(error), "lost")
+        self._counters.count_dropped_copy(reason)
         log.warning(
             "a copy was dropped; its live stream goes on",
             response_id=run.key.response_id if run.key else None,
             reason=reason,
+            error=str(error),
         )
         if run.key is not None and run.holds_copy:
             self._own(self._drop_stored(run.key))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from proxy.background.owner import Owners
@@ -14,9 +15,13 @@ from proxy.gateway.relay import Relay
 from proxy.gateway.stream_slots import StreamSlots
 from proxy.operations.admin import build_admin
 from proxy.operations.metrics import Metrics
+from proxy.operations.observer import Observer
+from proxy.operations.readiness import Readiness
+from proxy.operations.store_meter import metered
 from proxy.store import Limits, StoreError
-from proxy.store.opening import open_store, owner_secret
+from proxy.store.opening import open_store, owner_secret, store_limit
 from proxy.upstream.client import UpstreamClient
+from proxy.upstream.probe import UpstreamProbe
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -40,32 +45,45 @@ class Gateway:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.held = HeldBytes(settings.max_buffered_bytes)
+        self.metrics = metrics = Metrics()
+        self.observer = Observer(metrics, log_requests=settings.log_requests)
         self.client = UpstreamClient(settings)
+        self.drain = Drain(delay_s=settings.drain_delay_s, grace_s=settings.shutdown_grace_s)
+        self.probe = UpstreamProbe(self.client) if settings.ready_needs_upstream else None
+        self._probing: asyncio.Task[None] | None = None
         self.runs: Runs | None = None
         self.slots = StreamSlots(
-            settings.max_streams, others=lambda: self.runs.running if self.runs is not None else 0
+            settings.max_streams, others=lambda: self.runs.active if self.runs is not None else 0
         )
-        self.metrics = Metrics(held_bytes=lambda: self.held.held, streams=lambda: self.slots.taken)
+        metrics.active_streams.set_function(lambda: self.drain.streams)
+        metrics.buffered_bytes.set_function(lambda: self.held.held)
+        metrics.stream_slots.set_function(lambda: self.slots.taken)
         background: BackgroundRoutes | None = None
         if settings.keeps_copies:
-            self.runs, owners = _open_runs(settings, self.client, self.metrics, self.held)
-            background = BackgroundRoutes(settings, self.client, self.runs, owners)
-        self.drain = Drain(delay_s=settings.drain_delay_s, grace_s=settings.shutdown_grace_s)
+            runs, owners = _open_runs(settings, self.client, metrics, self.observer, self.held)
+            routes = BackgroundRoutes(settings, self.client, runs, owners, self.observer)
+            self.runs, background = runs, routes
+            metrics.active_runs.set_function(lambda: runs.active)
+            metrics.active_followers.set_function(lambda: routes.followers)
         self.traffic: ASGIApp = Relay(
             settings,
             client=self.client,
-            metrics=self.metrics,
+            observer=self.observer,
             background=background,
             drain=self.drain,
             held=self.held,
             slots=self.slots,
         )
-        self.admin: ASGIApp = build_admin(settings, self.metrics, self.drain)
+        store = self.runs.store if self.runs is not None else None
+        readiness = Readiness(metrics, self.drain, self.probe, store)
+        self.admin: ASGIApp = build_admin(settings, metrics, self.drain, readiness)
 
     async def start(self) -> None:
-        """Take care of what an earlier process left open."""
+        """Take care of what an earlier process left open, and begin to ask upstream."""
         if self.runs is not None:
             await self.runs.start()
+        if self.probe is not None:
+            self._probing = asyncio.create_task(self.probe.run())  # noqa: TID251 - aclose ends it
 
     async def shut_down(self) -> None:
         """Drain, then end properly what still runs: streams and runs alike."""
@@ -77,13 +95,20 @@ class Gateway:
 
     async def aclose(self) -> None:
         """Let go of the store and of upstream's connections; harmless when repeated."""
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
         if self.runs is not None:
             await self.runs.aclose()
         await self.client.aclose()
 
 
 def _open_runs(
-    settings: Settings, client: UpstreamClient, metrics: Metrics, held: HeldBytes
+    settings: Settings,
+    client: UpstreamClient,
+    metrics: Metrics,
+    observer: Observer,
+    held: HeldBytes,
 ) -> tuple[Runs, Owners]:
     limits = Limits(
         copy_ttl_s=settings.copy_ttl_s,
@@ -92,10 +117,11 @@ def _open_runs(
         max_store_bytes=settings.max_store_bytes,
     )
     try:
-        store = open_store(settings.store, limits)
+        store = metered(open_store(settings.store, limits), metrics.append_duration)
         secret = owner_secret(settings.store)
     except StoreError as error:
         raise SettingsError(f"--store: {error}") from error
+    metrics.store_max_bytes.set(store_limit(settings.store, limits))
     names = [name.strip().lower().encode() for name in settings.owner_headers.split(",")]
     owners = Owners([name for name in names if name], secret)
-    return Runs(settings, client, store, metrics, held), owners
+    return Runs(settings, client, store, observer, held), owners

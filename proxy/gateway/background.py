@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
@@ -12,17 +13,22 @@ from proxy.background.maker import Answer, read_answer
 from proxy.background.run import Run, RunMode
 from proxy.background.runs import INTERRUPTED, RESPONSE_ID, Begun, Runs, not_found
 from proxy.core.background import as_queued, error_message, read_create, to_foreground, truth
+from proxy.core.outcome import Outcome
 from proxy.core.responses import read_payload
 from proxy.errors import BadRequestError, RequestError
 from proxy.gateway.heartbeat import Heartbeat
+from proxy.gateway.record import brief
 from proxy.settings import Background
 from proxy.store import CopyInfo, Gone, StoreError, Tombstone
 from proxy.upstream.headers import response_headers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from proxy.background.owner import Owners
     from proxy.core.background import CreateRequest
     from proxy.gateway.downstream import Downstream
+    from proxy.gateway.record import Observer
     from proxy.settings import Settings
     from proxy.upstream.client import UpstreamClient
     from proxy.upstream.headers import Pairs
@@ -43,15 +49,25 @@ _LARGEST_NUMBER = 2**63 - 1  # what SQLite takes
 
 
 class BackgroundRoutes:
-    """The routes of responses whose copies are kept here; each says whether it has answered."""
+    """The routes of responses whose copies are kept here; each says whether it has answered.
+
+    ``followers`` is how many clients are being sent a copy's events.
+    """
 
     def __init__(
-        self, settings: Settings, client: UpstreamClient, runs: Runs, owners: Owners
+        self,
+        settings: Settings,
+        client: UpstreamClient,
+        runs: Runs,
+        owners: Owners,
+        observer: Observer,
     ) -> None:
         self._settings = settings
         self._client = client
         self._runs = runs
         self._owners = owners
+        self._observer = observer
+        self.followers = 0
         self._proxy_until = 0.0
 
     async def create(self, down: Downstream, headers: Pairs) -> bool:
@@ -278,6 +294,7 @@ class BackgroundRoutes:
     async def _find(
         self, down: Downstream, response_id: str, *, mine_only: bool = False
     ) -> Run | CopyInfo | Tombstone | None:
+        down.record.response_id = brief(response_id)
         owner = self._owners.owner_of(down.headers)
         try:
             found = await self._runs.find(owner, response_id)
@@ -303,11 +320,19 @@ class BackgroundRoutes:
             every_s=self._settings.heartbeat_s,
             kind=self._settings.heartbeat_kind,
         )
-        try:
-            with heartbeat:
-                ending = await follow(run, self._runs.store, after, down.writer)
-        except StoreError:
-            ending = Ending.LOST
+        record = down.record
+        record.note_stream(run.corrector, Outcome.CLIENT_GONE)  # unless it stays to the end
+        if upstream_headers is None:
+            self._observer.replayed("copy_live")
+        else:
+            record.first_event_at = run.first_event_at
+        with self._following():
+            try:
+                with heartbeat:
+                    ending = await follow(run, self._runs.store, after, down.writer)
+            except StoreError:
+                ending = Ending.LOST
+        record.note_stream(run.corrector, _outcome(ending, run.outcome))
         self._end(down, ending)
 
     async def _replay(self, down: Downstream, info: CopyInfo, after: int) -> None:
@@ -322,11 +347,25 @@ class BackgroundRoutes:
                 503, f"The store of background responses does not answer: {error}"
             ) from error
         await self._start_stream(down, None)
-        try:
-            ending = await replay(store, info.key, index, info.blocks, down.writer)
-        except StoreError:
-            ending = Ending.LOST
+        self._observer.replayed("copy_stored")
+        down.record.outcome = Outcome.CLIENT_GONE  # unless it stays to the end
+        with self._following():
+            try:
+                ending = await replay(store, info.key, index, info.blocks, down.writer)
+            except StoreError:
+                ending = Ending.LOST
+        status = _status(info.snapshot)
+        down.record.outcome = _outcome(ending, Outcome(status) if status in _ENDED else None)
         self._end(down, ending)
+
+    @contextmanager
+    def _following(self) -> Iterator[None]:
+        """Count a follower while the block runs."""
+        self.followers += 1
+        try:
+            yield
+        finally:
+            self.followers -= 1
 
     async def _start_stream(self, down: Downstream, upstream_headers: Pairs | None) -> None:
         head = response_headers(
@@ -345,6 +384,13 @@ class BackgroundRoutes:
             down.writer.cut()
         else:
             down.writer.end()
+
+
+def _outcome(ending: Ending, whole: Outcome | None) -> Outcome:
+    """Say how a follower's stream ended; a whole one ended as the response did."""
+    if ending is Ending.WHOLE:
+        return whole or Outcome.COMPLETED
+    return Outcome.STOPPED if ending is Ending.ELSEWHERE else Outcome.LOST
 
 
 def _without_body(headers: Pairs) -> Pairs:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from proxy.errors import BadRequestError, FullError, RequestError
 from proxy.gateway.body_writer import EXTENSION
+from proxy.gateway.record import NAME_LENGTH, Record, trace_id
 from proxy.gateway.request_coding import decoded
 from proxy.gateway.upgrade import UPGRADE
 from proxy.upstream.headers import values
@@ -36,7 +37,7 @@ class Downstream:
 
     ``headers`` are copied at once, since uvicorn appends trailers to the live list.  ``body`` is
     what ``read_body`` has read, until the response's head is sent.  ``upgrade`` is there if the
-    client asks for a WebSocket.
+    client asks for a WebSocket.  ``record`` takes up what is to be told of the request at its end.
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class Downstream:
         "method",
         "path",
         "peer",
+        "record",
         "request_id",
         "upgrade",
         "writer",
@@ -68,6 +70,12 @@ class Downstream:
         self.peer: str | None = scope["client"][0] if scope["client"] else None
         given = values(self.headers, b"x-request-id")
         self.request_id = given[0] if given else secrets.token_hex(16).encode()
+        self.record = Record(
+            self.method,
+            self.request_id[:NAME_LENGTH].decode("latin-1"),
+            trace_id(values(self.headers, b"traceparent")),
+            asyncio.get_running_loop().time(),
+        )
 
     @property
     def target(self) -> bytes:
@@ -149,12 +157,14 @@ class Downstream:
             self._share.close()
         if self.writer.awaits_continue and _CLOSE not in headers:
             headers = [*headers, _CLOSE]
+        self.record.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         self.writer.start(has_length=bool(values(headers, b"content-length")))
 
     async def answer(self, status: int, headers: Pairs, body: bytes) -> None:
         """Send a whole response; ``headers`` come without a length."""
         await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
+        self.record.bytes = len(body)
         self.writer.write(body)
         self.writer.end()
 
@@ -180,6 +190,7 @@ class Downstream:
         if not self.writer.request_whole and not values(head, b"connection"):
             head.append(_CLOSE)  # what is left of the body is not read
         await self.start(error.status, head)
+        self.record.bytes = len(body)
         self.writer.write(body)
         self.writer.end()
 

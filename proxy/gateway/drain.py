@@ -36,6 +36,11 @@ class Drain:
         self.draining = False
 
     @property
+    def streams(self) -> int:
+        """How many streams are known."""
+        return len(self._streams)
+
+    @property
     def refusing(self) -> bool:
         """Whether new requests are turned away."""
         return self._refuse_at is not None and asyncio.get_running_loop().time() >= self._refuse_at

@@ -15,12 +15,15 @@ import structlog
 
 from proxy.core.content_coding import DECODABLE
 from proxy.core.corrector import Mode
+from proxy.core.outcome import Outcome
 from proxy.errors import FullError, RequestError, UpstreamError, own_fault
 from proxy.gateway.downstream import ClientGoneError, Downstream
+from proxy.gateway.record import ANSWERED, REFUSED, brief
 from proxy.gateway.request_coding import decoder_for
 from proxy.gateway.routes import ResponsesRoutes, requested_mode
 from proxy.gateway.stream_relay import StreamRelay
 from proxy.gateway.websocket import WebSocketRelay
+from proxy.upstream.client import lost_message
 from proxy.upstream.headers import Forwarding, response_headers, values, with_identity_body
 from proxy.upstream.silence import SilenceLimit
 
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
     from proxy.core.held_bytes import HeldBytes
     from proxy.gateway.background import BackgroundRoutes
     from proxy.gateway.drain import Drain
+    from proxy.gateway.record import Observer
     from proxy.gateway.stream_slots import StreamSlots
-    from proxy.operations.metrics import Metrics
     from proxy.settings import Settings
     from proxy.upstream.client import UpstreamClient, UpstreamResponse
     from proxy.upstream.headers import Pairs
@@ -54,7 +57,7 @@ class Relay:
         settings: Settings,
         *,
         client: UpstreamClient,
-        metrics: Metrics,
+        observer: Observer,
         background: BackgroundRoutes | None,
         drain: Drain,
         held: HeldBytes,
@@ -62,7 +65,7 @@ class Relay:
     ) -> None:
         self._settings = settings
         self._client = client
-        self._metrics = metrics
+        self._observer = observer
         self._background = background
         self._drain = drain
         self._held = held
@@ -83,25 +86,34 @@ class Relay:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; every error becomes an answer or a cut, and a log line."""
         down = Downstream(scope, receive, send)
+        record = down.record
+        record.route = self._routes.template(down.path)
         try:
             with self._drain.request():
-                await down.while_here(lambda: self._serve(down))
+                here = await down.while_here(lambda: self._serve(down))
+            record.outcome = record.outcome or (ANSWERED if here else Outcome.CLIENT_GONE)
         except ClientGoneError:
-            return
+            record.outcome = Outcome.CLIENT_GONE
         except RequestError as error:
+            record.outcome = REFUSED
             if isinstance(error, UpstreamError):
-                self._metrics.upstream_errors.inc()
-                log.warning("upstream failed", error=error.message, path=down.path)
+                self._observer.upstream_failed(error.kind)
+                log.warning("upstream failed", error=error.message, **_names(down))
             elif isinstance(error, FullError):
-                self._metrics.limit_reached.labels(limit=error.limit).inc()
+                self._observer.limit_reached(error.limit)
             await down.refuse(error)
         except asyncio.CancelledError:
             # The server stops and its grace is over. The task ends here either way, and uvicorn
             # would log the cancellation as a fault.
+            record.outcome = record.outcome or Outcome.STOPPED
             down.writer.cut()
         except Exception:
-            log.exception("a request failed inside the proxy", path=down.path)
+            record.outcome = REFUSED
+            log.exception("a request failed inside the proxy", **_names(down))
             await down.refuse(own_fault())
+        finally:
+            now = asyncio.get_running_loop().time()
+            self._observer.request_ended(record, now - record.began_at)
 
     async def _serve(self, down: Downstream) -> None:
         if self._drain.refusing:
@@ -115,7 +127,9 @@ class Relay:
             return
         routes = self._routes
         creates = routes.is_create(down.method, down.path)
-        looked_at = creates or routes.retrieve_id(down.method, down.path) is not None
+        response_id = routes.retrieve_id(down.method, down.path)
+        down.record.response_id = brief(response_id)
+        looked_at = creates or response_id is not None
         mode = requested_mode(down.headers, self._settings.correct) if looked_at else Mode.OFF
         if not looked_at:
             await self._exchange(down, mode)
@@ -155,6 +169,7 @@ class Relay:
             await self._answer(down, response, mode)
         finally:
             await response.stream.aclose()
+            down.record.bytes = response.stream.received
 
     async def _kept(self, down: Downstream, headers: Pairs, *, creates: bool) -> bool:
         """Answer what concerns a response whose copy is kept here; False for all else."""
@@ -178,12 +193,13 @@ class Relay:
             raise UpstreamError(502, f"Upstream answered with status {response.status_code}.")
         media_type = b"".join(values(raw, b"content-type")[:1]).partition(b";")[0].strip().lower()
         event_stream = media_type == _EVENT_STREAM
-        looked_at = event_stream and mode is not Mode.OFF and response.status_code in _SUCCESS
+        streams = event_stream and response.status_code in _SUCCESS
+        if streams and self._routes.retrieve_id(down.method, down.path) is not None:
+            self._observer.replayed("upstream")
+        looked_at = streams and mode is not Mode.OFF
         coding = b",".join(values(raw, b"content-encoding")).strip().lower()
         if looked_at and coding not in _IDENTITY:
-            self._metrics.compressed_streams.labels(
-                coding="decoded" if coding in DECODABLE else "passed"
-            ).inc()
+            self._observer.stream_compressed(decoded=coding in DECODABLE)
             looked_at = coding in DECODABLE
         corrects = looked_at and mode is Mode.ON
         decoded = corrects and coding in DECODABLE
@@ -215,10 +231,11 @@ class Relay:
             async with silence:
                 await down.pipe(response.stream, take)
         except (httpx.TransportError, TimeoutError) as error:
+            down.record.outcome = Outcome.LOST
             log.warning(
                 "upstream broke off within a body",
                 error=str(error) or "it was silent for too long",
-                path=down.path,
+                **_names(down),
             )
             writer.cut()
         else:
@@ -230,21 +247,32 @@ class Relay:
         relay = StreamRelay(
             down, response.stream, mode=mode, settings=self._settings, share=self._held.share()
         )
+        record, corrector = down.record, relay.corrector
         try:
             with self._drain.stream(relay):
                 await relay.run(coding=coding)
         finally:
-            relay.corrector.close()
-            self._metrics.count_stream(relay.corrector, mode)
-            if relay.corrector.contradiction and relay.corrector.terminal is not None:
-                log.warning(
-                    "the terminal event says completed and its payload does not",
-                    response_id=relay.corrector.response_id,
-                    status=relay.corrector.terminal.status,
-                )
-            if relay.lost is not None:
+            corrector.close()
+            record.note_stream(corrector, relay.outcome)
+            record.mode, record.events = mode, corrector.events
+            record.first_event_at = relay.first_event_at
+            first = relay.first_event_at
+            self._observer.stream_ended(
+                corrector,
+                mode,
+                relay.outcome,
+                seconds=asyncio.get_running_loop().time() - record.began_at,
+                first_event_s=None if first is None else first - record.began_at,
+            )
+            if relay.outcome is Outcome.LOST:
                 log.warning(
                     "upstream was lost within a stream",
-                    error=str(relay.lost) or type(relay.lost).__name__,
-                    response_id=relay.corrector.response_id,
+                    error=str(relay.lost or "") or lost_message(relay.lost),
+                    response_id=record.response_id,
+                    **_names(down),
                 )
+
+
+def _names(down: Downstream) -> dict[str, str]:
+    """Return what tells of which request a log line speaks."""
+    return {"route": down.record.route, "request_id": down.record.request_id}

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["CORRECT_HEADER", "ResponsesRoutes", "requested_mode"]
 
 CORRECT_HEADER = b"lastword-correct"
+# vLLM's routes that a log line names; all others are "other", since a path is the client's word.
+_FIXED_ROUTES = frozenset(
+    {
+        *("/health", "/metrics", "/ping", "/tokenize", "/detokenize", "/version"),
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages"),
+        *("/v1/models", "/v1/responses"),
+    }
+)
 
 
 class ResponsesRoutes:
@@ -24,10 +32,21 @@ class ResponsesRoutes:
     """
 
     def __init__(self, path_prefix: str = "") -> None:
+        self._prefix = path_prefix
         base = re.escape(path_prefix) + "/v1/responses"
         self._create = re.compile(base)
         self._retrieve = re.compile(base + "/([^/]+)")
         self._cancel = re.compile(base + "/([^/]+)/cancel")
+
+    def template(self, path: str) -> str:
+        """The route's name for people, without ``path_prefix``: never what a client may choose."""
+        if path.startswith(self._prefix) and path[len(self._prefix) :] in _FIXED_ROUTES:
+            return path[len(self._prefix) :]
+        if self._retrieve.fullmatch(path):
+            return "/v1/responses/{id}"
+        if self._cancel.fullmatch(path):
+            return "/v1/responses/{id}/cancel"
+        return "other"
 
     def is_create(self, method: str, path: str) -> bool:
         """Whether this is ``POST /v1/responses``."""

@@ -14,6 +14,7 @@ import httpx
 
 from proxy.core.content_coding import PIECE_BYTES, InflateError, Inflater
 from proxy.core.corrector import Corrector, Mode
+from proxy.core.outcome import Outcome, outcome_of
 from proxy.gateway.heartbeat import Heartbeat
 from proxy.settings import OnLostUpstream
 from proxy.upstream.client import lost_message
@@ -39,7 +40,11 @@ class _DrainedEnoughError(Exception):
 
 
 class StreamRelay:
-    """Relay one event stream to one client; ``corrector`` tells afterwards what was seen."""
+    """Relay one event stream to one client.
+
+    ``corrector`` tells afterwards what was seen, ``outcome`` how it ended and ``lost`` what broke
+    it; ``first_event_at`` is the loop's time of upstream's first bytes.
+    """
 
     __slots__ = (
         "_broken_off",
@@ -50,6 +55,7 @@ class StreamRelay:
         "_heartbeat",
         "_loop",
         "_on_lost",
+        "_outcome",
         "_silence",
         "_stop_reason",
         "_stream",
@@ -57,6 +63,7 @@ class StreamRelay:
         "_write",
         "_writer",
         "corrector",
+        "first_event_at",
         "lost",
     )
 
@@ -84,12 +91,19 @@ class StreamRelay:
         self.lost: Exception | None = None
         self.corrector = Corrector(mode, max_event_bytes=settings.max_event_bytes, share=share)
         self._broken_off = False
+        self._outcome: Outcome | None = None  # until the end is reached
+        self.first_event_at: float | None = None
         self._heartbeat = Heartbeat(
             self._writer,
             self.corrector,
             every_s=settings.heartbeat_s if mode is Mode.ON else 0,
             kind=settings.heartbeat_kind,
         )
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the stream ended; what the proxy wrote at its end does not count."""
+        return self._outcome or outcome_of(self.corrector.terminal) or Outcome.CLIENT_GONE
 
     async def run(self, *, coding: bytes = b"") -> None:
         """Relay until the stream has ended, one way or the other; the client's body is ended.
@@ -102,7 +116,7 @@ class StreamRelay:
                     if coding:
                         await self._pull_compressed(coding)
                     else:
-                        await self._down.pipe(self._stream, self._take)
+                        await self._down.pipe(self._stream, self._take_first)
         except (TimeoutError, httpx.TransportError, InflateError) as error:
             if not (self.corrector.ended and self._ends_itself):
                 self.lost = error
@@ -122,6 +136,7 @@ class StreamRelay:
     async def _pull_compressed(self, coding: bytes) -> None:
         inflater = Inflater(coding)
         async for chunk in self._stream:
+            self.first_event_at = self.first_event_at or self._loop.time()
             for piece in inflater.feed(chunk):
                 self._take(piece)
                 await self._writer.drain()
@@ -129,6 +144,12 @@ class StreamRelay:
                     await asyncio.sleep(0)  # there is more: the others' turn
                 if not self.corrector.between_events:
                     inflater.refuse_bomb()
+
+    def _take_first(self, chunk: bytes) -> None:
+        """Take the first chunk, and have all others taken without a look at the clock."""
+        self.first_event_at = self._loop.time()
+        self._stream.redirect(self._take)
+        self._take(chunk)
 
     def _take(self, chunk: bytes) -> None:
         """Take one chunk from upstream's socket."""
@@ -171,11 +192,19 @@ class StreamRelay:
         terminal = self.corrector.terminal
         return self._broken_off and terminal is not None and terminal.name == "response.failed"
 
+    @property
+    def _without_terminal(self) -> Outcome:
+        """How a stream ended whose terminal event upstream has not sent."""
+        if self._is_empty_replay:
+            return Outcome.COMPLETED
+        return Outcome.LOST if self._stop_reason is None else Outcome.STOPPED
+
     def _finish(self) -> None:
         """End the client's body as the stream ended."""
         corrector = self.corrector
         if self.lost is None:
             self._writer.write(corrector.finish())
+        self._outcome = outcome_of(corrector.terminal) or self._without_terminal
         if not self._ends_itself:  # observed: the end is upstream's own
             if self.lost is None:
                 self._writer.end()

@@ -10,9 +10,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 import proxy
+from proxy.operations.readiness import Report
 
 if TYPE_CHECKING:
     from proxy.operations.metrics import Metrics
+    from proxy.operations.readiness import Readiness
     from proxy.settings import Settings
 
 __all__ = ["build_admin"]
@@ -21,27 +23,39 @@ __all__ = ["build_admin"]
 class _Draining(Protocol):
     """What the admin port asks of a drain."""
 
-    draining: bool
     active: int
 
     async def drain(self) -> bool:
         """Refuse new requests and wait for the running ones."""
 
 
-def build_admin(settings: Settings, metrics: Metrics, drain: _Draining) -> FastAPI:
-    """Return the application that tells how the proxy is."""
-    app = FastAPI(title="Lastword", version=proxy.__version__, redirect_slashes=False)
+def build_admin(
+    settings: Settings, metrics: Metrics, drain: _Draining, readiness: Readiness
+) -> FastAPI:
+    """Return the application that tells how the proxy is.
+
+    Its routes are described at ``/openapi.json``.  FastAPI's page for it would be loaded from
+    elsewhere, which an admin port should neither need nor do.
+    """
+    app = FastAPI(
+        title="Lastword",
+        version=proxy.__version__,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
 
     @app.get("/livez", response_class=PlainTextResponse)
     async def livez() -> str:
         """Say ok while the process serves at all."""
         return "ok\n"
 
-    @app.get("/readyz")
-    async def readyz() -> JSONResponse:
-        """Say whether new requests should be sent here: not once the proxy drains."""
-        ready = not drain.draining
-        return JSONResponse({"ready": ready, "draining": not ready}, 200 if ready else 503)
+    @app.get("/readyz", responses={503: {"model": Report, "description": "Not ready"}})
+    async def readyz(response: Response) -> Report:
+        """Say whether new requests should be sent here, and what was looked at."""
+        report = await readiness.report()
+        response.status_code = 200 if report.ready else 503
+        return report
 
     @app.post("/drain")
     async def drain_now(request: Request) -> JSONResponse:
@@ -59,6 +73,7 @@ def build_admin(settings: Settings, metrics: Metrics, drain: _Draining) -> FastA
     @app.get("/metrics", response_class=Response)
     async def show_metrics() -> Response:
         """Return the metrics in Prometheus' text format."""
+        await readiness.measure()
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return app

@@ -24,10 +24,10 @@ from proxy.store import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-__all__ = ["MemoryStore"]
+__all__ = ["DEFAULT_MAX_BYTES", "MemoryStore"]
 
 _READ_BYTES = 1024 * 1024
-_STORE_BYTES = 256 * 1024 * 1024
+DEFAULT_MAX_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class MemoryStore:
     ) -> None:
         self._limits = limits or Limits()
         given = self._limits.max_store_bytes
-        self._max_bytes = _STORE_BYTES if given is None else given
+        self._max_bytes = DEFAULT_MAX_BYTES if given is None else given
         self._clock = clock
         self._open: dict[CopyKey, _Copy] = {}
         self._ended: dict[CopyKey, _Copy] = {}  # in the order in which they ended

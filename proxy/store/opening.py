@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy.store import Limits, Store, StoreError
+from proxy.store.memory import DEFAULT_MAX_BYTES as MEMORY_MAX_BYTES
 from proxy.store.memory import MemoryStore
 from proxy.store.secret import load_secret
 from proxy.store.sqlite import SqliteStore
+from proxy.store.sqlite_tables import DEFAULT_MAX_BYTES as SQLITE_MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["open_store", "owner_secret"]
+__all__ = ["open_store", "owner_secret", "store_limit"]
 
 
 def open_store(
@@ -25,6 +27,13 @@ def open_store(
     if path is None:
         return MemoryStore(limits, clock=clock)
     return SqliteStore(path, limits, clock=clock)
+
+
+def store_limit(url: str, limits: Limits) -> int:
+    """Tell how many bytes all copies may have together in this store."""
+    if limits.max_store_bytes is not None:
+        return limits.max_store_bytes
+    return MEMORY_MAX_BYTES if _sqlite_path(url) is None else SQLITE_MAX_BYTES
 
 
 def owner_secret(url: str) -> bytes:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Tables"]
+__all__ = ["DEFAULT_MAX_BYTES", "Tables"]
 
-_STORE_BYTES = 1024 * 1024 * 1024
+DEFAULT_MAX_BYTES = 1024 * 1024 * 1024
 _ROW_BYTES = 256 * 1024
 """A batch longer than this is kept in several rows, so that reads stay short."""
 _EXPIRED_AT_ONCE = 256
@@ -62,7 +62,9 @@ class Tables:
         self._sql = connection.execute
         self._connection = connection
         self._limits = limits
-        self._max_bytes = _STORE_BYTES if limits.max_store_bytes is None else limits.max_store_bytes
+        self._max_bytes = (
+            DEFAULT_MAX_BYTES if limits.max_store_bytes is None else limits.max_store_bytes
+        )
         self._clock = clock
         self._open: dict[CopyKey, _Open] = {}
         self.written = 0

@@ -34,6 +34,8 @@ class UpstreamStream(httpx.AsyncByteStream):
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
         self.sender: asyncio.Task[None] | None = None  # sends the request's streamed body
+        self.received = 0
+        """How many bytes of the body have come; known once the body has ended or is closed."""
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
         """Yield the body's chunks as they come; unread ones are bounded to about 512 KiB."""
@@ -60,6 +62,7 @@ class UpstreamStream(httpx.AsyncByteStream):
         """
         self._check_unread()
         try:
+            self.redirect(sink)
             if self._chunks:
                 unread = b"".join(self._chunks)
                 self._chunks.clear()
@@ -68,13 +71,17 @@ class UpstreamStream(httpx.AsyncByteStream):
             if self._connection is not None:
                 self._full = False
                 self._apply_pause()
-                self._connection.sink = sink
                 await self._wait()
         except BaseException:
             self._abandon()
             await self.settle()
             raise
         await self._finish()
+
+    def redirect(self, sink: Callable[[bytes], None]) -> None:
+        """Push what comes from now on into another sink; for one that `pipe_to` was given."""
+        if self._connection is not None:
+            self._connection.sink = sink
 
     def pause(self) -> None:
         """Stop reading from upstream's socket, which holds the sender back. Idempotent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 import ssl
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, cast
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from websockets.typing import Subprotocol
 
+    from proxy.errors import UpstreamTrouble
     from proxy.settings import Settings
     from proxy.upstream.headers import Pairs
 
@@ -136,6 +138,7 @@ class UpstreamClient:
                     503,
                     "This proxy has run out of file descriptors and can open no connection; raise"
                     " its limit (ulimit -n, LimitNOFILE) or send it fewer streams.",
+                    kind="files",
                     headers=((b"retry-after", b"1"),),
                 ) from error
             if isinstance(error.__cause__, ssl.SSLCertVerificationError):
@@ -159,6 +162,7 @@ class UpstreamClient:
             status,
             f"The upstream server {self._name} {what}: {error}."
             " Check that vLLM is running and that --upstream is its address.",
+            kind=_kind(error),
         )
 
 
@@ -169,6 +173,25 @@ def lost_message(error: Exception | None) -> str:
     if isinstance(error, TimeoutError):
         return "The upstream server was silent for too long before the response was finished."
     return "The connection to the upstream server was lost before the response was finished."
+
+
+def _kind(error: Exception) -> UpstreamTrouble:
+    """Say in a word why upstream could not be asked."""
+    cause = error.__cause__
+    match error:
+        case httpx.ConnectTimeout():
+            return "connect_timeout"
+        case httpx.TimeoutException():
+            return "no_answer"
+        case httpx.ConnectError() if isinstance(cause, ConnectionRefusedError):
+            return "refused"
+        case httpx.ConnectError() if isinstance(cause, socket.gaierror):
+            return "dns"
+        case httpx.ConnectError() if isinstance(cause, ssl.SSLError):
+            return "tls"
+        case httpx.ConnectError():
+            return "unreachable"
+    return "broken"
 
 
 def _ssl_context(settings: Settings) -> ssl.SSLContext:

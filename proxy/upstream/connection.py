@@ -217,6 +217,8 @@ class Connection(asyncio.Protocol):
         self._stop_head_timer()
         if self._parser is not None:
             self.answered = self._parser.started
+            if self._stream is not None:
+                self._stream.received = self._parser.body_bytes
             self._parser.release()
         self._parser = None
         self._stream = None

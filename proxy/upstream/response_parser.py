@@ -12,11 +12,11 @@ class ResponseParser:
     """Reads one response, and the 1xx before it, from bytes.
 
     `feed` returns body bytes. When `news` is true after it, the head or the end has come, or
-    `error` says why the rest cannot be read. `keep_alive` counts once `complete` is true.
+    `error` says why the rest cannot be read. `keep_alive` counts once `complete` is true, and
+    `body_bytes` how much of the body has come.
     """
 
     __slots__ = (
-        "_body_bytes",
         "_chunked",
         "_connection",
         "_head_bytes",
@@ -27,6 +27,7 @@ class ResponseParser:
         "_parser",
         "_pieces",
         "_until_close",
+        "body_bytes",
         "complete",
         "error",
         "head_complete",
@@ -53,7 +54,7 @@ class ResponseParser:
         self._max_head_bytes = max_head_bytes
         self._head_bytes = 0  # of all heads, so that endless 1xx have an end
         self._overhead = 0  # bytes of reads that brought no body since the last that did
-        self._body_bytes = 0
+        self.body_bytes = 0
         self._length: int | None = None
         self._chunked = False
         self._until_close = False
@@ -82,7 +83,7 @@ class ResponseParser:
         self._overhead = 0
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
-        self._body_bytes += len(body)
+        self.body_bytes += len(body)
         return body
 
     def feed_eof(self) -> None:
@@ -97,7 +98,7 @@ class ResponseParser:
             self._refuse("upstream closed the connection inside the response head")
         elif self._length is not None:
             self._refuse(
-                f"upstream: connection closed after {self._body_bytes} of {self._length} bytes"
+                f"upstream: connection closed after {self.body_bytes} of {self._length} bytes"
             )
         else:
             self._refuse("upstream: connection closed before the last chunk")

@@ -10,6 +10,7 @@ from tests.captures import corrected
 from tests.e2e.wire import RESPONSES, Answer, Cut, Wire, connect, exchange
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import vllm_events
+from tests.prometheus import total
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -175,9 +176,5 @@ async def following(
 
 
 async def metric(admin_url: str, name: str) -> float:
-    """Read a counter without labels."""
-    answer = await exchange(admin_url, "GET", "/metrics")
-    for line in answer.body.decode().splitlines():
-        if line.startswith(name + " "):
-            return float(line.split()[1])
-    raise AssertionError(f"no metric {name}")
+    """Read a counter, whatever its labels."""
+    return await total(admin_url, name)

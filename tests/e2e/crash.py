@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SERVE = ("-m", "proxy", "serve")
-COMMON = {"port": 0, "admin_port": 0, "heartbeat_s": 0, "log_format": "json"}
+COMMON = {
+    "port": 0,
+    "admin_port": 0,
+    "heartbeat_s": 0,
+    "log_format": "json",
+    "ready_needs_upstream": False,
+}
 IMPORTS = ["proxy.gateway.server", "proxy.operations.logs", "uvloop"]
 
 
@@ -76,7 +82,7 @@ async def _url(log: Path) -> str:
 
 def _told(log: Path) -> str | None:
     for line in log.read_text().splitlines() if log.exists() else ():
-        if '"event": "ready"' in line and line.endswith("}"):
+        if '"ready"' in line and line.endswith("}"):
             url: str = json.loads(line)["url"]
             return url
     return None

@@ -46,7 +46,8 @@ async def serve(fake: FakeVllm) -> AsyncIterator[Callable[..., Awaitable[Process
     started: list[asyncio.subprocess.Process] = []
 
     async def start(**settings: Any) -> Process:
-        options: dict[str, Any] = {"port": 0, "admin_port": 0, "heartbeat_s": 0} | settings
+        quiet = {"port": 0, "admin_port": 0, "heartbeat_s": 0, "ready_needs_upstream": False}
+        options: dict[str, Any] = quiet | settings
         args = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "proxy", "serve", f"--upstream={fake.url}"),

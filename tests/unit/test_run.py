@@ -76,7 +76,7 @@ class Bench:
             mode,
             store=self.store,
             max_event_bytes=1 << 20,
-            on_dropped=lambda _, reason: self.dropped.append(reason),
+            on_dropped=lambda _, error: self.dropped.append(str(error)),
             meta=b"{}",
         )
         self.run.on_created = lambda response_id: CopyKey("owner", response_id)

@@ -106,6 +106,8 @@ def test_settings_table_of_the_readme() -> None:
     assert sorted(documented) == sorted(Settings.model_fields)
     for name, field in Settings.model_fields.items():
         default = getattr(field.default, "value", field.default)
+        if isinstance(default, bool):
+            default = str(default).lower()
         shown = (
             "required"
             if field.is_required()
