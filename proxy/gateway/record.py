@@ -19,8 +19,10 @@ REFUSED = "refused"
 
 NAME_LENGTH = 128  # of what a client may choose: a log line has its limits
 # W3C Trace Context, section 3.2: version, trace-id, parent-id, flags; zeros are no trace-id.
+# Version 00 ends there, later ones may say more, ff is none.
 _TRACEPARENT = re.compile(
-    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
+    rb"(?:00(?=.{53}\Z)|(?!00|ff)[0-9a-f]{2})"
+    rb"-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
 )
 
 

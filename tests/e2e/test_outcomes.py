@@ -72,7 +72,7 @@ async def test_client_that_leaves(fake: FakeVllm, lastword: StartLastword) -> No
     async with connect(proxy.url) as wire:
         await wire.post()
         await wire.head()
-        await wire.event()
+        await wire.chunk()
         assert await total(proxy.admin_url, "lastword_active_streams") == 1
     await ended(proxy, client_gone=1)
     assert await total(proxy.admin_url, "lastword_active_streams") == 0
@@ -94,7 +94,7 @@ async def test_shutdown(fake: FakeVllm, lastword: StartLastword) -> None:
     async with connect(proxy.url) as wire:
         await wire.post()
         head = await wire.head()
-        await wire.event()
+        await wire.chunk()
         await proxy.gateway.shut_down()
         assert (await wire.body(head)).ending == "cut"
     await ended(proxy, stopped=1)

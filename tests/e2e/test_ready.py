@@ -73,7 +73,7 @@ async def is_ready(admin_url: str) -> bool:
     """Ask whether the proxy is ready; the metrics must agree."""
     told = (await readyz(admin_url)).json()
     ready = bool(told["ready"])
-    assert told["checks"]["upstream"]["ok"] is ready
+    assert told["checks"]["upstream"]["ok"] == ready
     assert await total(admin_url, "lastword_ready") == ready
     assert await total(admin_url, "lastword_upstream_up") == ready
     return ready
