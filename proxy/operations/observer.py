@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from proxy.core.background import error_message
 from proxy.core.corrector import Mode
+from proxy.core.outcome import Outcome
 from proxy.gateway.record import brief
 
 if TYPE_CHECKING:
     from proxy.background.run import Run
     from proxy.core.corrector import Corrector
-    from proxy.core.outcome import Outcome
     from proxy.gateway.record import Record
     from proxy.operations.metrics import Metrics
 
@@ -115,6 +116,12 @@ class Observer:
             seconds=None if first_at is None else now - began_at,
             first_event_s=None if first_at is None else first_at - began_at,
         )
+        if run.outcome is Outcome.LOST:
+            log.warning(
+                "upstream was lost within a background response",
+                error=error_message(run.snapshot or b"{}"),
+                response_id=run.key.response_id if run.key else None,
+            )
         if run.holds_copy and not run.copy_lost:
             self._metrics.copies.inc()
 

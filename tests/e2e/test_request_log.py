@@ -140,18 +140,24 @@ async def test_warnings(tmp_path: Path, fake: FakeVllm) -> None:
             await post_stream(log.url)
         FakeResponsesApi(fake)
         await create(log.url)
+        fake.script(stream(vllm_events(response_id="run")[:2], ending="cut"))
+        await create(log.url)
         kinds = {
             "the terminal event says completed and its payload does not": {"status": "paused"},
             "upstream was lost within a stream": {"route": RESPONSES},
             "a copy was dropped; its live stream goes on": {"reason": "full"},
+            "upstream was lost within a background response": {
+                "error": "The connection to the upstream server was lost before the response was"
+                " finished."
+            },
         }
         for kind, told in kinds.items():
             async with asyncio.timeout(PATIENCE_S):
                 while not log.lines(kind):  # noqa: ASYNC110 - another process writes it
                     await asyncio.sleep(0.01)
-            (line,) = log.lines(kind)
+            response_id = "run" if "background" in kind else "resp_1"
+            (line,) = [line for line in log.lines(kind) if line["response_id"] == response_id]
             assert line["level"] == "warning"
-            assert line["response_id"] == "resp_1"
             assert told.items() <= line.items()
         assert log.lines("request") == []
 
