@@ -28,11 +28,12 @@ def configure_logs(log_format: str, log_level: str = "info") -> None:
     that is logged: ``debug``, ``info``, ``warning`` or ``error``.
     """
     level = logging.getLevelNamesMapping()[log_level.upper()]
-    console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    terminal = bool(sys.stderr and sys.stderr.isatty())  # there may be none at all
+    console = log_format == "console" or (log_format == "auto" and terminal)
     renderer: list[Processor] = (
         [
             structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(),
+                colors=terminal,
                 # The default shows every frame's locals where rich is installed: keys and bodies.
                 exception_formatter=structlog.dev.plain_traceback,
             )
@@ -67,6 +68,8 @@ class _Stderr:
     def msg(self, line: str | bytes) -> None:
         """Write one line."""
         data = line.encode("utf-8", "backslashreplace") if isinstance(line, str) else line
+        if not sys.stderr:
+            return
         with contextlib.suppress(OSError, ValueError):  # there is no other place to say so
             stream = sys.stderr.buffer
             stream.write(data + b"\n")

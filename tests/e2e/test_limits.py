@@ -179,12 +179,12 @@ async def test_streams_beyond_the_limit_are_503(fake: FakeVllm, lastword: StartL
         await fake.exchange(1)
         assert_full(await post_stream(proxy.url), "max_streams")
         assert_full(await exchange(proxy.url, "GET", RESPONSES + "/resp_1"), "max_streams")
-        assert await metric(proxy.admin_url, "lastword_streams") == 2
+        assert await metric(proxy.admin_url, "lastword_stream_slots") == 2
         fake.script(echo, echo)
         for target in (RESPONSES + "/resp_1/cancel", "/v1/chat/completions"):
             assert (await exchange(proxy.url, "POST", target, body=STREAM)).status == 200
         two.leave()
-        await settled(proxy.admin_url, "lastword_streams", 1)
+        await settled(proxy.admin_url, "lastword_stream_slots", 1)
         fake.script(echo)
         assert (await post_stream(proxy.url)).status == 200
     name = 'lastword_limit_reached_total{limit="max_streams"}'
@@ -197,8 +197,8 @@ async def test_running_background_response_counts(fake: FakeVllm, lastword: Star
     FakeResponsesApi(fake, gated=True)
     async with creating(proxy.url, gated=fake) as follower:
         await follower.read(1)
-    await settled(proxy.admin_url, "lastword_streams", 1)
+    await settled(proxy.admin_url, "lastword_stream_slots", 1)
     assert_full(await post_stream(proxy.url), "max_streams")
     response_id = next(iter(api_of(fake).runs))
     assert (await cancel(proxy.url, response_id=response_id)).status == 200
-    await settled(proxy.admin_url, "lastword_streams", 0)
+    await settled(proxy.admin_url, "lastword_stream_slots", 0)

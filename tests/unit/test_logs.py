@@ -98,3 +98,21 @@ def test_console() -> None:
     assert "[info     ] ready " in text
     assert "ZeroDivisionError" in text
     assert "[warning  ] Invalid request" in text
+
+
+def test_no_stderr_at_all() -> None:
+    """A proxy that was started with its stderr closed says nothing and serves."""
+    program = """
+import logging, structlog
+from proxy.operations.logs import configure_logs
+configure_logs("auto")
+structlog.get_logger().error("nobody reads this")
+logging.error("nor this")
+print("alive")
+"""
+    done = subprocess.run(  # noqa: S603 - our own program
+        ["/bin/sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, program],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    assert done.stdout == b"alive\n"
