@@ -57,8 +57,9 @@ async def run_demo(*, vllm: bool = False) -> bool:
                 "Starting a real vLLM on the CPU with a tiny random model (about 40 s)..."
             )
         upstream = await stack.enter_async_context(_real_vllm() if vllm else _recorded_vllm())
+        quiet = {"ready_needs_upstream": False, "log_requests": False}  # the table is what counts
         proxy = await stack.enter_async_context(
-            running(load_settings(upstream=upstream.url, port=0, admin_port=0))
+            running(load_settings(upstream=upstream.url, port=0, admin_port=0, **quiet))
         )
         console.print(f"Upstream: {upstream.what}")
         console.print(f"Request:  POST /v1/responses {_REQUEST} and stream=True\n")

@@ -30,8 +30,10 @@ SETTINGS: Final = {
     "copy_ttl_s": 15,
     "tombstone_ttl_s": 15,
     "store": "memory:",
+    "ready_needs_upstream": False,
 }
-"""Small times, so that a short soak sees every timer, and copies that go again."""
+"""Small times, so that a short soak sees every timer, and copies that go again; nobody asks for
+/health, whose connection would be left open behind the streams."""
 LAST_STREAMS_S: Final = 60.0
 """How long the last streams may take to end."""
 QUIET_LIMIT_S: Final = 20.0
