@@ -15,8 +15,8 @@ from proxy.gateway.relay import Relay
 from proxy.gateway.stream_slots import StreamSlots
 from proxy.operations.admin import build_admin
 from proxy.operations.metrics import Metrics
-from proxy.operations.observer import Observer
 from proxy.operations.readiness import Readiness
+from proxy.operations.reporter import Reporter
 from proxy.operations.store_meter import metered
 from proxy.store import Limits, StoreError
 from proxy.store.opening import open_store, owner_secret, store_limit
@@ -46,7 +46,7 @@ class Gateway:
         self.settings = settings
         self.held = HeldBytes(settings.max_buffered_bytes)
         self.metrics = metrics = Metrics()
-        self.observer = Observer(metrics, log_requests=settings.log_requests)
+        self.reporter = Reporter(metrics, log_requests=settings.log_requests)
         self.client = UpstreamClient(settings)
         self.drain = Drain(delay_s=settings.drain_delay_s, grace_s=settings.shutdown_grace_s)
         self.probe = UpstreamProbe(self.client) if settings.ready_needs_upstream else None
@@ -60,15 +60,15 @@ class Gateway:
         metrics.stream_slots.set_function(lambda: self.slots.taken)
         background: BackgroundRoutes | None = None
         if settings.keeps_copies:
-            runs, owners = _open_runs(settings, self.client, metrics, self.observer, self.held)
-            routes = BackgroundRoutes(settings, self.client, runs, owners, self.observer)
+            runs, owners = _open_runs(settings, self.client, metrics, self.reporter, self.held)
+            routes = BackgroundRoutes(settings, self.client, runs, owners, self.reporter)
             self.runs, background = runs, routes
             metrics.active_runs.set_function(lambda: runs.active)
             metrics.active_followers.set_function(lambda: routes.followers)
         self.traffic: ASGIApp = Relay(
             settings,
             client=self.client,
-            observer=self.observer,
+            observer=self.reporter,
             background=background,
             drain=self.drain,
             held=self.held,
@@ -107,7 +107,7 @@ def _open_runs(
     settings: Settings,
     client: UpstreamClient,
     metrics: Metrics,
-    observer: Observer,
+    reporter: Reporter,
     held: HeldBytes,
 ) -> tuple[Runs, Owners]:
     limits = Limits(
@@ -124,4 +124,4 @@ def _open_runs(
     metrics.store_max_bytes.set(store_limit(settings.store, limits))
     names = [name.strip().lower().encode() for name in settings.owner_headers.split(",")]
     owners = Owners([name for name in names if name], secret)
-    return Runs(settings, client, store, observer, held), owners
+    return Runs(settings, client, store, reporter, held), owners

@@ -48,12 +48,12 @@ class Metrics:
         build = Info("lastword_build", "What runs here.", registry=registry)
         build.info({"version": proxy.__version__, "python": platform.python_version()})
         self.ready = Gauge("lastword_ready", "Whether /readyz says so: 1 or 0.", registry=registry)
-        self._count_streams(registry)
-        self._count_copies(registry)
-        self._count_upstream(registry)
-        self._count_limits(registry)
+        self._define_streams(registry)
+        self._define_copies(registry)
+        self._define_upstream(registry)
+        self._define_limits(registry)
 
-    def _count_streams(self, registry: CollectorRegistry) -> None:
+    def _define_streams(self, registry: CollectorRegistry) -> None:
         self.streams = Counter(
             "lastword_streams",
             "Event streams that have ended, by how: relayed ones and background runs.",
@@ -114,7 +114,7 @@ class Metrics:
             "lastword_active_streams", "Event streams that are being relayed.", registry=registry
         )
 
-    def _count_copies(self, registry: CollectorRegistry) -> None:
+    def _define_copies(self, registry: CollectorRegistry) -> None:
         self.active_runs = Gauge(
             "lastword_active_runs", "Background responses that are being made.", registry=registry
         )
@@ -162,7 +162,7 @@ class Metrics:
             registry=registry,
         )
 
-    def _count_upstream(self, registry: CollectorRegistry) -> None:
+    def _define_upstream(self, registry: CollectorRegistry) -> None:
         self.upstream_up = Gauge(
             "lastword_upstream_up",
             "Whether upstream answers GET /health, if it is asked: 1 or 0.",
@@ -177,7 +177,7 @@ class Metrics:
         for kind in get_args(UpstreamTrouble):
             self.upstream_errors.labels(kind)
 
-    def _count_limits(self, registry: CollectorRegistry) -> None:
+    def _define_limits(self, registry: CollectorRegistry) -> None:
         self.limit_reached = Counter(
             "lastword_limit_reached",
             "Requests answered with 503 because a limit of the proxy was reached.",

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from proxy.gateway.record import Record
     from proxy.operations.metrics import Metrics
 
-__all__ = ["Observer"]
+__all__ = ["Reporter"]
 
 log = structlog.stdlib.get_logger("lastword")
 
 
-class Observer:
+class Reporter:
     """Takes note of what ends; with ``log_requests`` a line is logged for every request."""
 
     def __init__(self, metrics: Metrics, *, log_requests: bool) -> None:
@@ -52,7 +52,7 @@ class Observer:
             log.warning(
                 "the terminal event says completed and its payload does not",
                 response_id=brief(corrector.response_id),
-                status=terminal.status,
+                status=brief(terminal.status),
             )
         if terminal.corrected and mode is Mode.OBSERVE:
             log.info(
