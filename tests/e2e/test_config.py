@@ -9,6 +9,7 @@ import httpx
 from proxy.gateway.drain import Drain
 from proxy.operations.admin import build_admin
 from proxy.operations.metrics import Metrics
+from proxy.operations.readiness import Readiness
 from proxy.settings import Settings, load_settings
 from tests.e2e.wire import exchange
 
@@ -35,8 +36,9 @@ async def test_config_shows_every_setting(fake: FakeVllm, lastword: StartLastwor
 
 async def test_config_is_for_loopback_peers() -> None:
     """Anyone else is 403, like for the drain."""
-    metrics = Metrics(held_bytes=lambda: 0, streams=lambda: 0)
-    app = build_admin(load_settings(upstream="http://x"), metrics, Drain(delay_s=0, grace_s=0))
+    metrics, drain = Metrics(), Drain(delay_s=0, grace_s=0)
+    readiness = Readiness(metrics, drain, None, None)
+    app = build_admin(load_settings(upstream="http://x"), metrics, drain, readiness)
     for peer, status in [("192.0.2.1", 403), ("::1", 200)]:
         transport = httpx.ASGITransport(app, client=(peer, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
