@@ -225,3 +225,56 @@ def _demo(
 
     if not _runner()(run_demo(vllm=vllm)):
         raise typer.Exit(1)
+
+
+@app.command("check")
+def _check(
+    url: Annotated[str, typer.Argument(help="The vLLM's address.", metavar="URL")],
+    *,
+    through: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Ask a proxy in front of it too; its answers decide."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model to ask for. [default: the first that is listed]")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar=["VLLM_API_KEY", "OPENAI_API_KEY"], help="The key; it is never shown."),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'NAME: VALUE'", help="A further header; may be repeated."),
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option(min=1, help="How long all questions to an address may take.")
+    ] = 60.0,
+    ca_file: Annotated[
+        Path | None, typer.Option(help="PEM file of the authorities to verify https with.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON for machines.")] = False,
+) -> None:
+    """Ask a vLLM real questions, and show what it gets wrong and what Lastword makes of it.
+
+    It makes a few hundred tokens, and cancels and deletes what it began. Exit status 0: nothing to
+    correct; 1: faults that Lastword corrects; 2: the server cannot be asked; 3: no such fault was
+    seen, but a question could not be asked.
+    """
+    from proxy.tools.check.command import make_options, run_check  # noqa: PLC0415
+
+    options = make_options(
+        url,
+        through,
+        model=model,
+        api_key=api_key,
+        headers=header or [],
+        ca_file=ca_file,
+        timeout_s=timeout_s,
+    )
+    try:
+        status = _runner()(run_check(options, as_json=as_json))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except asyncio.CancelledError:
+        raise typer.Exit(143) from None
+    raise typer.Exit(status)

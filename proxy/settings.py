@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from proxy.core.corrector import Mode
 from proxy.errors import SettingsError
 
-__all__ = ["Background", "OnLostUpstream", "Settings", "load_settings"]
+__all__ = ["Background", "OnLostUpstream", "Settings", "load_settings", "origin"]
 
 MIB = 1024 * 1024
 MASK = "***"
@@ -37,7 +37,7 @@ class OnLostUpstream(StrEnum):
     ABORT = "abort"
 
 
-def _origin(value: str) -> str:
+def origin(value: str) -> str:
     """Accept http(s)://host[:port][/prefix]; a request's path is appended to the prefix."""
     parts = urlsplit(value)
     try:
@@ -112,7 +112,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="LASTWORD_", frozen=True, extra="forbid")
 
-    upstream: Annotated[str, AfterValidator(_origin)] = Field(
+    upstream: Annotated[str, AfterValidator(origin)] = Field(
         description="vLLM's address, such as http://127.0.0.1:8000; a path in it is a prefix."
     )
     host: str = Field("127.0.0.1", min_length=1, description="Address the traffic port binds.")
