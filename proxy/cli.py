@@ -260,7 +260,8 @@ def _check(
     correct; 1: faults that Lastword corrects; 2: the server cannot be asked; 3: no such fault was
     seen, but a question could not be asked.
     """
-    from proxy.tools.check.command import make_options, run_check  # noqa: PLC0415
+    from proxy.tools.check.command import run_check  # noqa: PLC0415
+    from proxy.tools.check.options import make_options  # noqa: PLC0415
 
     options = make_options(
         url,
@@ -273,8 +274,7 @@ def _check(
     )
     try:
         status = _runner()(run_check(options, as_json=as_json))
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except asyncio.CancelledError:
-        raise typer.Exit(143) from None
+    except (KeyboardInterrupt, asyncio.CancelledError) as ending:
+        typer.echo("lastword: interrupted; what was begun is cancelled", err=True)
+        raise typer.Exit(130 if isinstance(ending, KeyboardInterrupt) else 143) from None
     raise typer.Exit(status)

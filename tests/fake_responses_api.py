@@ -42,6 +42,8 @@ class Run:
     events: list[bytes] = field(default_factory=list)
     allowed: int = 0
     """How many events the test lets it make."""
+    fail_after: int | None = None
+    """After how many events it fails without a word, as vLLM does."""
     aborted: bool = False
     """Whether generation was given up because the client left or cancelled."""
 
@@ -162,6 +164,7 @@ class FakeResponsesApi:
             background,
             streams=_truth(body.get("stream")),
             status="queued" if background else "in_progress",
+            fail_after=self.fail_after,
         )
         if self.store or not background:
             self.runs[response_id] = run
@@ -178,7 +181,7 @@ class FakeResponsesApi:
         while run.to_come:
             if self.gated:
                 await self._signal.until(may_go_on)
-            if run.aborted or given_up() or len(run.events) == self.fail_after:
+            if run.aborted or given_up() or len(run.events) == run.fail_after:
                 return
             run.events.append(run.to_come.pop(0))
             if run.ended:

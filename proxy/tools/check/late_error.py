@@ -43,6 +43,8 @@ async def _ask_background(server: Server, answers: Answers) -> None:
     try:
         async with creating(server, **_FAILING) as reader:
             await reader.read(patience.answer_s, until=lambda seen: bool(seen.blocks))
+            if not reader.blocks:  # it may be busy
+                raise NotAskedError(how_it_stopped(reader))
             await reader.read_to_end(patience.ending_s, patience.ending_s)
     except RefusedError as refused:
         answers[BACKGROUND_LATE_ERROR] = _refused(refused)

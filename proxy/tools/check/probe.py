@@ -45,9 +45,9 @@ def answering(answers: Answers, *questions: Question) -> Iterator[None]:
     try:
         yield
     except NotApplicableError as reason:
-        answer = Answer(Verdict.NOT_APPLICABLE, str(reason))
+        answer = Answer(Verdict.NOT_APPLICABLE, printable(str(reason)))
     except NotAskedError as reason:
-        answer = Answer(Verdict.NOT_ASKED, str(reason))
+        answer = Answer(Verdict.NOT_ASKED, printable(str(reason)))
     else:
         return
     for question in questions:
@@ -76,7 +76,7 @@ def _named(reader: StreamReader) -> Answer | None:
     terminal = reader.terminal
     if terminal is None or not (terminal.corrected or terminal.contradiction):
         return None
-    return fault(f"{terminal.says}, status {printable(terminal.status or 'none')}")
+    return fault(f"{terminal.says}, status {terminal.status}")
 
 
 def how_it_stopped(reader: StreamReader) -> str:

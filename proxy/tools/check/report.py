@@ -76,7 +76,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server does, and whether it is right."""
+    """What a server does, in a few printable words, and whether it is right."""
 
     verdict: Verdict
     observed: str
@@ -84,12 +84,12 @@ class Answer:
 
 def fine(observed: str) -> Answer:
     """Return the answer of a server that is right."""
-    return Answer(Verdict.OK, observed)
+    return Answer(Verdict.OK, printable(observed))
 
 
 def fault(observed: str) -> Answer:
     """Return the answer of a server that is wrong."""
-    return Answer(Verdict.FAULT, observed)
+    return Answer(Verdict.FAULT, printable(observed))
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Report:
             told = f"Nothing that Lastword corrects came through {self.through.url}."
         else:
             told = "There is nothing to correct: this server does not need Lastword."
-        return told + (f" It leaves {_count(len(left), 'fault')} as they are." if left else "")
+        return told + (f" {_count(len(left), 'fault')} it does not touch." if left else "")
 
 
 def _count(number: int, what: str) -> str:

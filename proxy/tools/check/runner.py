@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from proxy.tools.check import questions
@@ -17,12 +16,12 @@ from proxy.tools.check.report import Asked, NotApplicableError, NotAskedError, R
 from proxy.tools.check.server import Patience, Server, open_client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable
 
+    from proxy.tools.check.options import CheckOptions
     from proxy.tools.check.probe import Probe
 
-__all__ = ["CheckOptions", "check"]
+__all__ = ["check"]
 
 PROBES = (
     TRUNCATED_STREAM,
@@ -32,22 +31,6 @@ PROBES = (
     CANCELLED_RESPONSE,
     ERROR_IN_BACKGROUND,
 )
-
-
-@dataclass(frozen=True)
-class CheckOptions:
-    """What is asked of whom.
-
-    ``through`` is a proxy in front of ``url``; ``headers`` go with every request; ``model`` None is
-    the first that is listed; ``timeout_s`` is how long all questions to one address may take.
-    """
-
-    url: str
-    through: str | None = None
-    model: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    ca_file: Path | None = None
-    timeout_s: float = 60.0
 
 
 async def check(options: CheckOptions, progress: Callable[[str], None]) -> Report:

@@ -75,7 +75,6 @@ class RefusedError(NotAskedError):
     """The server answered a request with something else than was asked for."""
 
     def __init__(self, status: int, said: str) -> None:
-        said = printable(said)
         super().__init__(f"it answers {status}" + (f": {said}" if said else ""))
         self.status = status
         self.said = said
@@ -217,7 +216,8 @@ class Server:
                 self.takes_extras = bool(extras)
                 yield response
                 return
-            self._may_run.pop(extras.get("request_id", ""), None)
+            if response.is_client_error:  # of others nobody knows what was begun behind them
+                self._may_run.pop(extras.get("request_id", ""), None)
             refusal = (await self._reply(response)).refused()
         if self.takes_extras is not None or refusal.status not in _BAD_REQUEST:
             raise refusal

@@ -170,7 +170,7 @@ def _usage(stream: ToldStream) -> Answer:
     """Clients that check what they read (@openai/agents) fail on arrays there."""
     usage = stream.response.usage
     if usage is None:
-        raise NotAskedError("its last event tells no usage")
+        raise NotApplicableError("its last event tells no usage")
     details = (usage.input_tokens_details or {}) | (usage.output_tokens_details or {})
     arrays = sorted(name for name, raw in details.items() if bytes(raw).startswith(b"["))
     if arrays:

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from proxy.tools.check.report import Verdict
+from proxy.tools.check.report import Verdict, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,8 +37,8 @@ def print_report(console: Console, report: Report) -> None:
         if asked.stored:
             console.print(
                 Text(
-                    f"{asked.url} keeps the {asked.stored} background responses that this has made:"
-                    " vLLM has no DELETE."
+                    f"{asked.url} keeps the {asked.stored} background responses that this has made"
+                    " (vLLM has no DELETE)."
                 )
             )
     console.print(Text(report.summary, style="bold"))
@@ -46,7 +46,7 @@ def print_report(console: Console, report: Report) -> None:
 
 def _title(asked: Asked) -> Text:
     version = f"vLLM {asked.version}" if asked.version else "no /version of vLLM's"
-    return Text(f"{asked.url} ({version}), model {asked.model}")
+    return Text(f"{asked.url} ({version}), model {printable(asked.model)}")
 
 
 def _table(report: Report) -> Table:
@@ -58,8 +58,8 @@ def _table(report: Report) -> Table:
         through = report.through.answers[question] if report.through else None
         if all(a.verdict is Verdict.NOT_APPLICABLE for a in (answer, through or answer)):
             continue
-        last = Text("\n").join(filter(None, (through and _cell(through), _expected(question, through or answer))))
-        table.add_row(_what(question, answer, through), _cell(answer), last)
+        what = _what(question, answer, through)
+        table.add_row(what, _cell(answer), _last_cell(question, answer, through))
     return table
 
 
@@ -76,6 +76,14 @@ def _cell(answer: Answer) -> Text:
     word, style = _WORDS[answer.verdict]
     told = Text(word, style=style)
     return told if answer.verdict is Verdict.OK else told + Text(f": {answer.observed}")
+
+
+def _last_cell(question: Question, answer: Answer, through: Answer | None) -> Text:
+    """Say what came through the proxy, or else what is known to come."""
+    if through is None:
+        return _expected(question, answer)
+    hint = _expected(question, through)
+    return Text("\n").join([_cell(through), hint] if hint else [_cell(through)])
 
 
 def _expected(question: Question, answer: Answer) -> Text:
