@@ -247,7 +247,7 @@ def _check(
         typer.Option(metavar="'NAME: VALUE'", help="A further header; may be repeated."),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option(min=1, help="How long all questions to an address may take.")
+        float, typer.Option(min=1, max=3600, help="How long all questions to one address may take.")
     ] = 60.0,
     ca_file: Annotated[
         Path | None, typer.Option(help="PEM file of the authorities to verify https with.")
@@ -272,9 +272,4 @@ def _check(
         ca_file=ca_file,
         timeout_s=timeout_s,
     )
-    try:
-        status = _runner()(run_check(options, as_json=as_json))
-    except (KeyboardInterrupt, asyncio.CancelledError) as ending:
-        typer.echo("lastword: interrupted; what was begun is cancelled", err=True)
-        raise typer.Exit(130 if isinstance(ending, KeyboardInterrupt) else 143) from None
-    raise typer.Exit(status)
+    raise typer.Exit(_runner()(run_check(options, as_json=as_json)))

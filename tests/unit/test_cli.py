@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def test_check_config() -> None:
 
 def test_help_names_every_command() -> None:
     """The help lists the commands, and serve's help lists the settings."""
-    assert all(word in lastword("--help").stdout for word in (b"serve", b"fix", b"demo"))
+    assert all(word in lastword("--help").stdout for word in (b"serve", b"fix", b"demo", b"check"))
     assert b"--upstream-idle-s" in lastword("serve", "--help").stdout
     assert lastword("--version").stdout.startswith(b"lastword 0.")
 
@@ -104,6 +105,17 @@ def test_fix_of_a_file_that_is_not_there(tmp_path: Path) -> None:
     result = lastword("fix", str(tmp_path / "none"))
     assert result.returncode == 2
     assert b"cannot be read" in result.stderr
+
+
+def test_check_of_a_server_that_is_not_there() -> None:
+    """An address where nobody listens is status 2 and a sentence, and JSON for who asked for it."""
+    result = lastword("check", "http://127.0.0.1:1", "--json")
+    assert result.returncode == 2
+    assert result.stderr.startswith(b"lastword: http://127.0.0.1:1 cannot be asked")
+    assert json.loads(result.stdout)["exit_status"] == 2
+    wrong = lastword("check", "127.0.0.1:1")
+    assert (wrong.returncode, wrong.stdout) == (2, b"")
+    assert b"URL must be http" in wrong.stderr
 
 
 def test_namesake_is_refused(

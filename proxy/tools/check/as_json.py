@@ -49,7 +49,7 @@ def error_as_json(sentence: str) -> str:
 def _write(status: ExitStatus, summary: str, **members: Any) -> str:
     head = {"version": VERSION, "lastword": proxy.__version__}
     told = head | {"exit_status": int(status), "summary": summary} | members
-    return json.dumps(told, indent=2, ensure_ascii=False)
+    return json.dumps(told, indent=2)
 
 
 def _server(asked: Asked) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.text import Text
 
 from proxy.tools.check.as_json import error_as_json, report_as_json
 from proxy.tools.check.report import CheckError
@@ -22,19 +23,28 @@ if TYPE_CHECKING:
 
 __all__ = ["run_check"]
 
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_SIGNALLED = 128  # a shell's status of a process that a signal has ended, less the signal's number
+
 
 async def run_check(options: CheckOptions, *, as_json: bool) -> int:
     """Check, show the report on stdout and the progress on stderr, return the exit status.
 
-    SIGTERM ends it as Ctrl-C does: by cancelling the task, which then ends what it has begun.
+    Ctrl-C and SIGTERM end it, and what it has begun on the server, with the status of the signal.
     """
+    caught: list[signal.Signals] = []
     try:
-        with _ended_by_sigterm(), _progress() as progress:
+        with _cancelled_by_signals(caught), _progress() as progress:
             report = await check(options, progress)
     except CheckError as error:
         if as_json:
             print(error_as_json(str(error)))  # noqa: T201 - what was asked for
         raise
+    except asyncio.CancelledError:
+        if not caught:
+            raise
+        print("lastword: interrupted; what was begun is cancelled", file=sys.stderr)  # noqa: T201
+        return _SIGNALLED + caught[0]
     if as_json:
         print(report_as_json(report))  # noqa: T201 - what was asked for
     else:
@@ -43,16 +53,22 @@ async def run_check(options: CheckOptions, *, as_json: bool) -> int:
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def _cancelled_by_signals(caught: list[signal.Signals]) -> Iterator[None]:
+    """Cancel this task at the first signal; its clean-up is short, and no second one ends that."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    if task is None or sys.platform == "win32":  # which has no such handlers
-        yield
-        return
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+
+    def catch(number: signal.Signals) -> None:
+        if task is not None and not caught:
+            task.cancel()
+        caught.append(number)
+
+    for number in _ENDING:
+        loop.add_signal_handler(number, catch, number)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in _ENDING:
+            loop.remove_signal_handler(number)
 
 
 @contextlib.contextmanager
@@ -63,4 +79,4 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     with console.status("") as status:
-        yield status.update
+        yield lambda what: status.update(Text(what))  # an address may look like markup

@@ -74,9 +74,12 @@ def ended_in_failure(reader: StreamReader) -> Answer:
 def _named(reader: StreamReader) -> Answer | None:
     """Say that the name of the terminal event is wrong, if it is."""
     terminal = reader.terminal
-    if terminal is None or not (terminal.corrected or terminal.contradiction):
+    if terminal is None:
         return None
-    return fault(f"{terminal.says}, status {terminal.status}")
+    told = f"{terminal.says}, status {terminal.status}"
+    if terminal.contradiction:  # it is passed as it is: which of the two is true, nobody knows
+        raise NotAskedError(told)
+    return fault(told) if terminal.corrected else None
 
 
 def how_it_stopped(reader: StreamReader) -> str:

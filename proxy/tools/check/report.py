@@ -153,7 +153,7 @@ class Report:
             told = f"Nothing that Lastword corrects came through {self.through.url}."
         else:
             told = "There is nothing to correct: this server does not need Lastword."
-        return told + (f" {_count(len(left), 'fault')} it does not touch." if left else "")
+        return told + (f" It does not touch {_count(len(left), 'other fault')}." if left else "")
 
 
 def _count(number: int, what: str) -> str:

@@ -8,6 +8,7 @@ import secrets
 import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -136,7 +137,7 @@ class Server:
 
     async def cancel(self, response_id: str) -> Reply:
         """Cancel a background response; 200 says that it no longer runs."""
-        async with self._open("POST", f"{RESPONSES}/{response_id}/cancel") as response:
+        async with self._open("POST", f"{_place(response_id)}/cancel") as response:
             reply = await self._reply(response)
         if reply.status == httpx.codes.OK:
             self._may_run[response_id] = False
@@ -173,7 +174,7 @@ class Server:
     ) -> AsyncIterator[StreamReader]:
         """Ask for the stream of a response that was begun before."""
         cursor = "" if after is None else f"&starting_after={after}"
-        path = f"{RESPONSES}/{response_id}?stream=true{cursor}"
+        path = f"{_place(response_id)}?stream=true{cursor}"
         async with self._open("GET", path) as response:
             yield await self._reader(response)
 
@@ -196,7 +197,7 @@ class Server:
         try:
             if self._may_run[response_id]:
                 await self.cancel(response_id)
-            async with self._open("DELETE", f"{RESPONSES}/{response_id}") as response:
+            async with self._open("DELETE", _place(response_id)) as response:
                 return response.is_success or response.status_code == httpx.codes.NOT_FOUND
         except NotAskedError:
             return False
@@ -233,13 +234,13 @@ class Server:
     ) -> AsyncIterator[httpx.Response]:
         """Send a request and give its head; failures are sentences."""
         answer_s = self.patience.answer_s
-        request = self._client.build_request(method, self.url + path, json=body)
         try:
+            request = self._client.build_request(method, self.url + path, json=body)
             async with asyncio.timeout(answer_s):
                 response = await self._client.send(request, stream=True)
         except TimeoutError as error:
             raise NotAskedError(f"no answer within {answer_s:g} s (--timeout-s)") from error
-        except httpx.TransportError as error:
+        except (httpx.TransportError, httpx.InvalidURL) as error:
             raise NotAskedError(f"the connection failed: {_reason(error)}") from error
         try:
             yield response
@@ -272,5 +273,10 @@ class Server:
         return StreamReader(response.aiter_raw())
 
 
-def _reason(error: httpx.TransportError) -> str:
+def _place(response_id: str) -> str:
+    """Return a response's path, whatever a server calls it."""
+    return f"{RESPONSES}/{quote(response_id, safe='')}"
+
+
+def _reason(error: Exception) -> str:
     return printable(str(error)) or type(error).__name__

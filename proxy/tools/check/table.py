@@ -45,7 +45,7 @@ def print_report(console: Console, report: Report) -> None:
 
 
 def _title(asked: Asked) -> Text:
-    version = f"vLLM {asked.version}" if asked.version else "no /version of vLLM's"
+    version = f"vLLM {asked.version}" if asked.version else "of unknown version"
     return Text(f"{asked.url} ({version}), model {printable(asked.model)}")
 
 
