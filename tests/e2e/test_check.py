@@ -116,7 +116,7 @@ async def test_faults_of_a_vllm_are_found(fake: FakeVllm) -> None:
     assert report.exit_status == 1
     assert observed(report, questions.TRUNCATED) == "response.completed, status incomplete"
     assert observed(report, questions.CURSOR_BEYOND) == "stays open, silent before any event"
-    assert observed(report, questions.LATE_ERROR) == "cut after 2 events, no last one"
+    assert observed(report, questions.LATE_ERROR) == "cut after 2 events, none terminal"
     assert "corrects 9 faults" in report.summary
     assert not api.running
     assert all(body["max_output_tokens"] <= 1024 for body in api.bodies)
@@ -271,10 +271,12 @@ async def test_question_that_cannot_be_asked(
 @pytest.mark.parametrize(
     ("events", "ending", "said"),
     [
-        pytest.param(vllm_events()[:4], "cut", "cut after 4 events, no last one", id="cut"),
-        pytest.param([b"data: \x00{[\n\n"], "end", "ends after 1 events", id="garbage"),
-        pytest.param(vllm_events() * 2, "end", "11 more events behind the last", id="twice"),
-        pytest.param(vllm_events(), "hang", "stays open after its last event", id="open"),
+        pytest.param(vllm_events()[:4], "cut", "cut after 4 events, none terminal", id="cut"),
+        pytest.param(
+            [b"data: \x00{[\n\n"], "end", "ends after 1 event, none terminal", id="garbage"
+        ),
+        pytest.param(vllm_events() * 2, "end", "11 events behind the terminal one", id="twice"),
+        pytest.param(vllm_events(), "hang", "stays open after its terminal event", id="open"),
     ],
 )
 async def test_stream_that_does_not_end_once(

@@ -15,7 +15,7 @@ from proxy.tools.check.questions import (
     REPLAY,
     UNSTREAMED,
 )
-from proxy.tools.check.report import Answer, NotApplicableError, NotAskedError, fault, fine
+from proxy.tools.check.report import Answer, NotApplicableError, NotAskedError, counted, fault, fine
 from proxy.tools.check.server import RefusedError
 from proxy.tools.check.stream_reader import Ending
 
@@ -89,7 +89,7 @@ def _is_the_same(replay: StreamReader | RefusedError, stream: StreamReader) -> A
     if replay.ending is not Ending.CLEAN:
         return fault(how_it_stopped(replay))
     if replay.blocks != stream.blocks:
-        return fault(f"{len(replay.blocks)} events, not the {len(stream.blocks)} of the stream")
+        return fault(f"{len(replay.blocks)} of {len(stream.blocks)} events, or others")
     return fine("the stream, event for event")
 
 
@@ -97,7 +97,7 @@ def _is_empty(replay: StreamReader | RefusedError) -> Answer:
     if isinstance(replay, RefusedError):
         return _said_no(replay)
     if replay.blocks:
-        return fault(f"gives {len(replay.blocks)} events")
+        return fault(f"gives {counted(len(replay.blocks), 'event')}")
     if replay.ending is not Ending.CLEAN:
         return fault(how_it_stopped(replay))
     return fine("ends at once")
@@ -128,10 +128,12 @@ async def _ask_unstreamed(server: Server, answers: Answers) -> None:
     except RefusedError as refused:
         answers[UNSTREAMED] = _said_no(refused)
         return
-    if reader.terminal is None:
-        answers[UNSTREAMED] = fault(how_it_stopped(reader))
-    else:
+    if reader.terminal is not None:
         answers[UNSTREAMED] = fine("gives it")
+    elif reader.ending is Ending.SILENT:  # it may be busy
+        raise NotAskedError(how_it_stopped(reader))
+    else:
+        answers[UNSTREAMED] = fault(how_it_stopped(reader))
 
 
 STREAM_AND_REPLAYS = Probe(

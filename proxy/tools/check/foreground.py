@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from proxy.tools.check.probe import Answers, Probe, answering, ended_truncated, how_it_stopped
 from proxy.tools.check.questions import ONE_END, TRUNCATED
-from proxy.tools.check.report import Answer, NotAskedError, fault, fine
+from proxy.tools.check.report import Answer, NotAskedError, counted, fault, fine
 from proxy.tools.check.server import SHORT_ANSWER_TOKENS, RefusedError
 from proxy.tools.check.stream_reader import Ending
 from proxy.tools.check.stream_rules import RULES, ToldStream
@@ -39,7 +39,7 @@ async def _ask(server: Server, answers: Answers) -> None:
     with answering(answers, ONE_END):
         answers[ONE_END] = _one_end(reader)
     if reader.terminal is None:
-        raise NotAskedError("the stream has no last event")
+        raise NotAskedError("the stream has no terminal event")
     stream = ToldStream(
         reader.blocks,
         reader.terminal,
@@ -57,10 +57,10 @@ def _one_end(reader: StreamReader) -> Answer:
             raise NotAskedError(how_it_stopped(reader))
         return fault(how_it_stopped(reader))
     if reader.behind:
-        return fault(f"{reader.behind} more events behind the last one")
+        return fault(f"{counted(reader.behind, 'event')} behind the terminal one")
     if reader.ending is not Ending.CLEAN:
         how = "stays open" if reader.ending is Ending.SILENT else "is cut"
-        return fault(f"{how} after its last event")
+        return fault(f"{how} after its terminal event")
     return fine("yes")
 
 

@@ -13,6 +13,7 @@ from proxy.tools.check.report import (
     NotAskedError,
     Question,
     Verdict,
+    counted,
     fault,
     fine,
     printable,
@@ -84,8 +85,9 @@ def _named(reader: StreamReader) -> Answer | None:
 
 def how_it_stopped(reader: StreamReader) -> str:
     """Say in a few words how a stream without a terminal event stopped."""
-    events = len(reader.blocks)
-    place = f"after {events} events" if events else "before any event"
+    events = counted(len(reader.blocks), "event")
+    place = f"after {events}" if reader.blocks else "before any event"
     if reader.ending is Ending.SILENT:
         return f"stays open, silent {place}"
-    return f"{'cut' if reader.ending is Ending.CUT else 'ends'} {place}, no last one"
+    how = "cut" if reader.ending is Ending.CUT else "ends"
+    return f"{how} {place}" + (", none terminal" if reader.blocks else "")

@@ -21,6 +21,7 @@ __all__ = [
     "Question",
     "Report",
     "Verdict",
+    "counted",
     "fault",
     "fine",
     "printable",
@@ -140,9 +141,9 @@ class Report:
     def summary(self) -> str:
         """What an operator in a hurry needs to know, in a sentence or two."""
         status = self.exit_status
-        wrong = _count(len(self.decisive.faults(corrects=True)), "fault")
+        wrong = counted(len(self.decisive.faults(corrects=True)), "fault")
         left = self.decisive.faults(corrects=False)
-        unasked = _count(len(self.decisive.with_verdict(Verdict.NOT_ASKED)), "question")
+        unasked = counted(len(self.decisive.with_verdict(Verdict.NOT_ASKED)), "question")
         if status is ExitStatus.FAULTS:
             told = f"Lastword corrects {wrong} of this server."
             if self.through:
@@ -153,10 +154,11 @@ class Report:
             told = f"Nothing that Lastword corrects came through {self.through.url}."
         else:
             told = "There is nothing to correct: this server does not need Lastword."
-        return told + (f" It does not touch {_count(len(left), 'other fault')}." if left else "")
+        return told + (f" It does not touch {counted(len(left), 'other fault')}." if left else "")
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """Return a number with what it counts, in the plural where it asks for it."""
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
-PROBES = (
+_PROBES = (
     TRUNCATED_STREAM,
     ERROR_IN_STREAM,
     STREAM_AND_REPLAYS,
@@ -73,7 +73,7 @@ async def _ask_in_time(server: Server, answers: Answers, progress: Callable[[str
 
     Most of the time is spent on waiting for streams that ought to end.
     """
-    open_probes = dict.fromkeys(PROBES)
+    open_probes = dict.fromkeys(_PROBES)
 
     async def ask(probe: Probe) -> None:
         with answering(answers, *probe.questions):
@@ -82,7 +82,7 @@ async def _ask_in_time(server: Server, answers: Answers, progress: Callable[[str
         progress(f"{server.url}: {', '.join(probe.what for probe in open_probes)}")
 
     total_s = server.patience.total_s
-    first, *others = PROBES
+    first, *others = _PROBES
     progress(f"{server.url}: {first.what}")
     try:
         async with asyncio.timeout(total_s):

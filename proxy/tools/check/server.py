@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-__all__ = ["Patience", "RefusedError", "Server", "open_client"]
+__all__ = ["SHORT_ANSWER_TOKENS", "Patience", "RefusedError", "Server", "open_client"]
 
-RESPONSES = "/v1/responses"
-PROMPT = "Count from 1 to 1000, with a comma between the numbers."
 SHORT_ANSWER_TOKENS = 16
-LONG_ANSWER_TOKENS = 1024
+_RESPONSES = "/v1/responses"
+_PROMPT = "Count from 1 to 1000, with a comma between the numbers."
+_LONG_ANSWER_TOKENS = 1024
 _ANSWER_BYTES = 1024 * 1024
 _CONNECT_S = 5.0
 _CLEAN_UP_S = 5.0
@@ -101,7 +101,7 @@ class Reply:
 
 
 def open_client(headers: Mapping[str, str], ca_file: Path | None) -> httpx.AsyncClient:
-    """Return a client without redirects, cookies of others and the environment's proxies."""
+    """Return a client that follows no redirects and uses no proxies of the environment."""
     try:
         context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
     except (OSError, ssl.SSLError) as error:
@@ -125,7 +125,7 @@ class Server:
         self.url = url
         self.patience = patience
         self.model = ""
-        self.long_answer_tokens = LONG_ANSWER_TOKENS
+        self.long_answer_tokens = _LONG_ANSWER_TOKENS
         self.takes_extras: bool | None = None  # None until a create was accepted
         self._client = client
         self._may_run: dict[str, bool] = {}  # the background responses that were begun
@@ -183,14 +183,11 @@ class Server:
 
         It takes a few seconds at most; a server that fails meanwhile is left alone.
         """
-        ending = [asyncio.ensure_future(self._end(r)) for r in self._may_run]  # noqa: TID251 - awaited here
-        if not ending:
-            return 0
-        done, late = await asyncio.wait(ending, timeout=_CLEAN_UP_S)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
-        return len(ending) - sum(task.result() for task in done)
+        tasks: list[asyncio.Task[bool]] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLEAN_UP_S), asyncio.TaskGroup() as group:
+                tasks += [group.create_task(self._end(begun)) for begun in self._may_run]
+        return sum(task.cancelled() or not task.result() for task in tasks)
 
     async def _end(self, response_id: str) -> bool:
         """End a background response; tell whether the server has forgotten it."""
@@ -205,14 +202,14 @@ class Server:
     @contextlib.asynccontextmanager
     async def _create(self, members: dict[str, Any]) -> AsyncIterator[httpx.Response]:
         """Send a create request; without vLLM's own members to a server that knows none."""
-        plain = {"model": self.model, "input": PROMPT, "max_output_tokens": SHORT_ANSWER_TOKENS}
+        plain = {"model": self.model, "input": _PROMPT, "max_output_tokens": SHORT_ANSWER_TOKENS}
         plain |= members
         extras: dict[str, Any] = {} if self.takes_extras is False else dict(_EXTRAS)
         if extras and members.get("background"):
             # An id of our own is known before any answer: it can be cancelled whatever happens.
             extras["request_id"] = f"resp_lastword_check_{secrets.token_hex(8)}"
             self._may_run[extras["request_id"]] = True
-        async with self._open("POST", RESPONSES, plain | extras) as response:
+        async with self._open("POST", _RESPONSES, plain | extras) as response:
             if response.is_success:
                 self.takes_extras = bool(extras)
                 yield response
@@ -222,7 +219,7 @@ class Server:
             refusal = (await self._reply(response)).refused()
         if self.takes_extras is not None or refusal.status not in _BAD_REQUEST:
             raise refusal
-        async with self._open("POST", RESPONSES, plain) as response:
+        async with self._open("POST", _RESPONSES, plain) as response:
             if not response.is_success:
                 raise refusal
             self.takes_extras = False
@@ -275,7 +272,7 @@ class Server:
 
 def _place(response_id: str) -> str:
     """Return a response's path, whatever a server calls it."""
-    return f"{RESPONSES}/{quote(response_id, safe='')}"
+    return f"{_RESPONSES}/{quote(response_id, safe='')}"
 
 
 def _reason(error: Exception) -> str:
