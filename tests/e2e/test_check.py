@@ -252,7 +252,7 @@ async def test_model_that_is_done_before_it_can_be_cancelled(fake: FakeVllm) -> 
         pytest.param(hang, 1.0, "no answer within", id="silent"),
         pytest.param(close_without_answer, 60.0, "the connection failed", id="closes"),
         pytest.param(
-            stream([b": ping\n\n"], ending="hang"), 3.0, "stays open, silent", id="no news"
+            stream([b": ping\n\n"], ending="hang"), 1.5, "stays open, silent", id="no news"
         ),
     ],
 )

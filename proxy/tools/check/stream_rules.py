@@ -160,9 +160,9 @@ def _reasoning_events(stream: ToldStream) -> Answer:
     """The API has no ``reasoning_part`` events; vLLM up to 0.31 sends them."""
     kinds = {event.type for event in stream.events}
     if any(kind.startswith("response.reasoning_part.") for kind in kinds):
-        return fault("response.reasoning_part.*, which the API does not have")
+        return fault("named reasoning_part")
     if any(kind.startswith("response.reasoning_") for kind in kinds):
-        return fine("response.content_part.*")
+        return fine("named content_part")
     raise NotApplicableError("the answer has no reasoning")
 
 
@@ -196,7 +196,7 @@ def _item_status(stream: ToldStream) -> Answer:
     if stream.response.status != "incomplete" or not stream.response.output:
         raise NotApplicableError("no item was truncated")
     status = stream.response.output[-1].status
-    return fault("completed") if status == "completed" else fine(f"{status}")
+    return fault("completed") if status == "completed" else fine(status or "none")
 
 
 def _item_ids(stream: ToldStream) -> Answer:
