@@ -17,6 +17,7 @@ from proxy.tools.check.command import run_check
 from proxy.tools.check.options import CheckOptions
 from proxy.tools.check.report import CheckError, Report, Verdict
 from proxy.tools.check.runner import check
+from tests.e2e.background import get
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import (
     EVENT_STREAM,
@@ -81,6 +82,11 @@ class Vllm(FakeResponsesApi):
         return run
 
     @property
+    def background(self) -> list[Run]:
+        """What was begun in the background."""
+        return [run for run in self.runs.values() if run.background]
+
+    @property
     def running(self) -> list[Run]:
         """What still generates; what has failed inside does not."""
         return [
@@ -134,6 +140,8 @@ async def test_nothing_is_wrong_through_lastword(fake: FakeVllm, lastword: Start
     assert report.exit_status == 0
     assert "does not need Lastword" in report.summary
     assert report.server.stored == 0
+    for response_id in (body["request_id"] for body in api.bodies if "request_id" in body):
+        assert (await get(proxy.url, response_id=response_id)).status == 404
     await fake.until(lambda: not api.running)
 
 
@@ -252,7 +260,10 @@ async def test_model_that_is_done_before_it_can_be_cancelled(fake: FakeVllm) -> 
         pytest.param(hang, 1.0, "no answer within", id="silent"),
         pytest.param(close_without_answer, 60.0, "the connection failed", id="closes"),
         pytest.param(
-            stream([b": ping\n\n"], ending="hang"), 1.5, "stays open, silent", id="no news"
+            stream([b": ping\n\n"], ending="hang"),
+            1.5,
+            "stays open, silent before any event",
+            id="no news",
         ),
     ],
 )
@@ -317,17 +328,28 @@ async def test_own_time_limit_ends_what_was_begun(fake: FakeVllm) -> None:
 
 
 async def test_ctrl_c_ends_what_was_begun(fake: FakeVllm) -> None:
-    """A user who loses patience leaves nothing running on the server."""
+    """A user who loses patience, even twice, leaves nothing running on the server."""
     api = Vllm(fake, api_key="secret")
+
+    async def with_slow_cancels(exchange: Exchange) -> None:
+        if exchange.request.target.endswith(b"/cancel"):
+            await exchange.gate("cancel")
+        await api(exchange)
+
+    fake.handler = with_slow_cancels
     async with command(fake.url, VLLM_API_KEY="secret") as process:
         await fake.until(lambda: any(run.background for run in api.running))
-        for _ in range(2):  # the second one comes while the first one's work is being done
-            process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        await fake.gate("cancel").arrived()
+        process.send_signal(signal.SIGINT)
+        fake.gate("cancel").open()
         out, err = await process.communicate()
     assert process.returncode == 130, err
     assert out == b""
     assert err == b"lastword: interrupted; what was begun is cancelled\n"
     await fake.until(lambda: not api.running)
+    deleted = {r.target for r in fake.requests if r.method == "DELETE"}
+    assert {f"/v1/responses/{run.response_id}".encode() for run in api.background} <= deleted
 
 
 async def test_sigterm_ends_what_was_begun(fake: FakeVllm) -> None:
