@@ -256,9 +256,9 @@ def _check(
 ) -> None:
     """Ask a vLLM real questions, and show what it gets wrong and what Lastword makes of it.
 
-    It makes a few hundred tokens, and cancels and deletes what it began. Exit status 0: nothing to
-    correct; 1: faults that Lastword corrects; 2: the server cannot be asked; 3: no such fault was
-    seen, but a question could not be asked.
+    It takes some seconds and a few hundred tokens (3,200 at most), and cancels and deletes what it
+    began. Exit status 0: nothing to correct; 1: faults that Lastword corrects; 2: the server cannot
+    be asked; 3: no such fault was seen, but a question could not be asked.
     """
     from proxy.tools.check.command import run_check  # noqa: PLC0415
     from proxy.tools.check.options import make_options  # noqa: PLC0415

@@ -236,7 +236,7 @@ class Server:
             async with asyncio.timeout(answer_s):
                 response = await self._client.send(request, stream=True)
         except TimeoutError as error:
-            raise NotAskedError(f"no answer within {answer_s:g} s (--timeout-s)") from error
+            raise NotAskedError(f"no answer within {answer_s:.3g} s (--timeout-s)") from error
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise NotAskedError(f"the connection failed: {_reason(error)}") from error
         try:
