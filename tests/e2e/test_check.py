@@ -98,7 +98,11 @@ class Vllm(FakeResponsesApi):
 
 async def asked(url: str, timeout_s: float = 60.0, **options: Any) -> Report:
     """Check a server; without a time-out of its own it waits long for what is to come at once."""
-    return await check(CheckOptions(url, timeout_s=timeout_s, **options), lambda _: None)
+    told: list[str] = []
+    report = await check(CheckOptions(url, timeout_s=timeout_s, **options), told.append)
+    assert told[0] == f"{url}: a truncated stream"
+    assert told[-1].endswith("ending what was begun")
+    return report
 
 
 def with_verdict(report: Report, verdict: Verdict) -> set[Question]:

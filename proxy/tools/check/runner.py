@@ -73,13 +73,14 @@ async def _ask_in_time(server: Server, answers: Answers, progress: Callable[[str
 
     Most of the time is spent on waiting for streams that ought to end.
     """
-    open_probes = dict.fromkeys(_PROBES)
+    waiting = list(_PROBES)
 
     async def ask(probe: Probe) -> None:
         with answering(answers, *probe.questions):
             await probe.ask(server, answers)
-        del open_probes[probe]
-        progress(f"{server.url}: {', '.join(probe.what for probe in open_probes)}")
+        waiting.remove(probe)
+        if waiting:
+            progress(f"{server.url}: {waiting[0].what} ({len(waiting)} of {len(_PROBES)} open)")
 
     total_s = server.patience.total_s
     first, *others = _PROBES
