@@ -91,6 +91,7 @@ def compose(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     profile = ["--profile", "redis"] if request.param == "redis" else []
     if profile:
         monkeypatch.setenv("LASTWORD_STORE", "redis://redis:6379/0")
+        monkeypatch.setenv("LASTWORD_OWNER_SECRET", "0" * 64)
     file = str(DEPLOY / "compose.yaml")
     done = subprocess.run(  # noqa: S603 - our own file
         [tool("docker-compose"), "-f", file, *profile, "config", "--format", "json"],
@@ -101,17 +102,23 @@ def compose(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return json.loads(done.stdout)
 
 
+def set_in(service: Any) -> dict[str, str]:
+    """Return a service's variables; one without a value is not set."""
+    return {name: value for name, value in service["environment"].items() if value is not None}
+
+
 def test_compose_agrees_with_the_settings(compose: Any) -> None:
     """Every variable is a setting, the port is published, and the store is there."""
     service = compose["services"]["lastword"]
     given = dict(re.findall(r"(LASTWORD_\w+)=(\S+)", instruction("ENV")))
-    settings = accepted(given | service["environment"])
+    settings = accepted(given | set_in(service))
     (port,) = service["ports"]
     assert (port["host_ip"], port["target"]) == ("127.0.0.1", settings.port)
     assert urlsplit(settings.upstream).hostname in compose["services"]
-    scheme, _, place = settings.store.partition(":")
+    store = service["environment"]["LASTWORD_STORE"]
+    scheme, _, place = store.partition(":")
     if scheme == "redis":
-        assert urlsplit(settings.store).hostname in compose["services"]
+        assert urlsplit(store).hostname in compose["services"]
     else:
         (volume,) = service["volumes"]
         assert place.startswith(volume["target"] + "/")
@@ -122,7 +129,7 @@ def test_compose_outlives_its_streams(compose: Any) -> None:
     """Nothing is killed while it may still be ending streams, and nothing else is allowed."""
     service = compose["services"]["lastword"]
     minutes, seconds = re.fullmatch(r"(?:(\d+)m)?(\d+)s", service["stop_grace_period"]).groups()  # type: ignore[union-attr]  # as compose writes it
-    assert int(minutes or 0) * 60 + int(seconds) >= last_seconds(accepted(service["environment"]))
+    assert int(minutes or 0) * 60 + int(seconds) >= last_seconds(accepted(set_in(service)))
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["image"] == f"lastword:{proxy.__version__}"

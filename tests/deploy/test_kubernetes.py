@@ -40,6 +40,11 @@ def settings_of(overlay: Overlay) -> Settings:
     return accepted(overlay.environment(overlay.lastword[1]))
 
 
+def store_of(overlay: Overlay) -> str:
+    """Return where the overlay's Lastword keeps its copies."""
+    return overlay.environment(overlay.lastword[1])["LASTWORD_STORE"]
+
+
 def size(quantity: str) -> int:
     """Return a quantity's bytes."""
     return int(quantity[:-2]) * UNITS[quantity[-2:]]
@@ -138,13 +143,13 @@ def test_secrets_are_in_secrets() -> None:
 def test_sqlite_has_a_writable_volume(overlay: Overlay) -> None:
     """The copies' file lies on a volume with room for the store twice over."""
     pod, container = overlay.lastword
-    settings = settings_of(overlay)
-    if not settings.store.startswith("sqlite:"):
-        assert settings.store.startswith("redis://")
+    store = store_of(overlay)
+    if not store.startswith("sqlite:"):
+        assert store.startswith("redis://")
         assert "volumeMounts" not in container
         return
     (mount,) = container["volumeMounts"]
-    assert settings.store.startswith(f"sqlite:{mount['mountPath']}/")
+    assert store.startswith(f"sqlite:{mount['mountPath']}/")
     (volume,) = (item for item in pod.spec["volumes"] if item["name"] == mount["name"])
     if "emptyDir" in volume:
         room = volume["emptyDir"]["sizeLimit"]
@@ -213,7 +218,7 @@ def test_network_policies_let_pass_what_must(name: str) -> None:
     }
     wanted = {
         (address.hostname, address.port)
-        for address in map(urlsplit, (settings.upstream, settings.store))
+        for address in map(urlsplit, (settings.upstream, store_of(gateway)))
         if address.hostname
     }
     assert reached == wanted
@@ -225,7 +230,7 @@ def test_redis_takes_the_proxies_alone() -> None:
     """The Redis of the gateway has the name and port of the store, and lets the proxies in."""
     gateway = rendered("gateway")
     pod, _ = gateway.lastword
-    store = urlsplit(gateway.environment(gateway.lastword[1])["LASTWORD_STORE"])
+    store = urlsplit(store_of(gateway))
     (redis,) = (item for item in gateway.pods if item is not pod and item.name != pod.name)
     (service,) = (
         item for item in gateway.of("Service") if item["metadata"]["name"] == store.hostname

@@ -56,7 +56,8 @@ def test_unit_is_hardened(unit: Path) -> None:
 def test_settings_are_settings() -> None:
     """What the environment file sets is accepted, and lies in the folder that the unit makes."""
     lines = (DEPLOY / "systemd" / "lastword.env").read_text().splitlines()
-    settings = accepted(dict(line.split("=", 1) for line in lines if line and line[0] != "#"))
-    assert settings.store.startswith(f"sqlite:/var/lib/{directive('StateDirectory')}/")
+    given = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+    settings = accepted(given)
+    assert given["LASTWORD_STORE"].startswith(f"sqlite:/var/lib/{directive('StateDirectory')}/")
     assert float(directive("TimeoutStopSec")) >= last_seconds(settings)
     assert directive("ExecStart") == f"{COMMAND} serve"
