@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tests.deploy.settings import accepted
 from tests.deploy.tools import DEPLOY, tool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["LABEL", "OVERLAYS", "Object", "Overlay", "Pod", "matches", "rendered"]
+    from proxy.settings import Settings
+
+__all__ = ["LABEL", "OVERLAYS", "PROBES", "Object", "Overlay", "Pod", "matches", "rendered"]
 
 Object = dict[str, Any]
 OVERLAYS = sorted(path.name for path in (DEPLOY / "kubernetes" / "overlays").iterdir())
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 LABEL = "app.kubernetes.io/name"
 
 
@@ -74,6 +78,16 @@ class Overlay:
             if container["name"] == "lastword"
         )
         return pod, container
+
+    @property
+    def settings(self) -> Settings:
+        """What Lastword makes of its variables; the store's URL is better taken from ``store``."""
+        return accepted(self.environment(self.lastword[1]))
+
+    @property
+    def store(self) -> str:
+        """Where Lastword keeps its copies, its password shown."""
+        return self.environment(self.lastword[1])["LASTWORD_STORE"]
 
     def environment(self, container: Object) -> dict[str, str]:
         """Return the variables that a container gets, those of its Secrets too."""

