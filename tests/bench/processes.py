@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,14 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 class StartError(Exception):
     """A process did not come up; the message has its last words."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that listens; pid 0 is none at all."""
+
+    port: int
+    pid: int
 
 
 @contextlib.contextmanager
@@ -103,12 +112,21 @@ def cpu_s(pids: Sequence[int]) -> float:
     return ticks / _TICKS
 
 
+def rss_mb(pids: Sequence[int]) -> float:
+    """Return the sum of the memory that these processes hold."""
+    return _status_mb(pids, "VmRSS:")
+
+
 def peak_rss_mb(pids: Sequence[int]) -> float:
     """Return the sum of the most memory that each of these processes held."""
+    return _status_mb(pids, "VmHWM:")
+
+
+def _status_mb(pids: Sequence[int], field: str) -> float:
     kilobytes = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(field):
                 kilobytes += int(line.split()[1])
     return kilobytes / 1024
 

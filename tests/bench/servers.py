@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tests.bench.processes import await_port, free_port, pinned
+from tests.bench import peers
+from tests.bench.processes import Running, await_port, free_port, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,21 +18,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Running:
-    """A server that listens; pid 0 is none at all."""
-
-    port: int
-    pid: int
-
-
-@dataclass(frozen=True)
 class Server:
     """One server: how it is started, and what is missing here to start it (or nothing)."""
 
     name: str
+    title: str
     start: Callable[[int, int, Path], AbstractContextManager[Running]]
     """Takes upstream's port, the core, and a folder for files of its own."""
     lacks: Callable[[], str] = lambda: ""
+    corrects: bool = False
+    """It is there to send the corrected event."""
+    must_hold: bool = False
+    """An event that it loses and a stream that it ends wrongly fail the run; else they are told."""
+    records: bool = False
+    """It is asked for background responses."""
 
 
 @contextlib.contextmanager
@@ -41,81 +40,50 @@ def _direct(upstream: int, core: int, folder: Path) -> Iterator[Running]:
     yield Running(upstream, 0)
 
 
-_NGINX_CONF: Final = """
-daemon off;
-worker_processes 1;
-pid {folder}/nginx.pid;
-error_log {folder}/nginx.log;
-events {{ worker_connections 16384; }}
-http {{
-  access_log off;
-  client_body_temp_path {folder}/body;
-  proxy_temp_path {folder}/proxy;
-  fastcgi_temp_path {folder}/fastcgi;
-  uwsgi_temp_path {folder}/uwsgi;
-  scgi_temp_path {folder}/scgi;
-  upstream vllm {{ server 127.0.0.1:{upstream}; keepalive 2048; }}
-  server {{
-    listen 127.0.0.1:{port} backlog=4096;
-    location / {{
-      proxy_pass http://vllm;
-      proxy_http_version 1.1;
-      proxy_set_header Connection "";
-      proxy_set_header Host $host;
-      proxy_buffering off;
-      proxy_read_timeout 600s;
-    }}
-  }}
-}}
-"""
-
-
-@contextlib.contextmanager
-def _nginx(upstream: int, core: int, folder: Path) -> Iterator[Running]:
-    """Start Debian's nginx, passing through as an operator would set it for streams."""
-    port = free_port()
-    conf = folder / "nginx.conf"
-    conf.write_text(_NGINX_CONF.format(folder=folder, upstream=upstream, port=port))
-    log = folder / "nginx.log"
-    command = [_nginx_path() or "nginx", "-c", str(conf), "-p", str(folder), "-e", str(log)]
-    with pinned(command, core=core, log=log) as process:
-        await_port(process, port, log)
-        yield Running(port, process.pid)
-
-
-def _nginx_path() -> str | None:
-    return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
-
-
 @contextlib.contextmanager
 def _lastword(
-    upstream: int, core: int, folder: Path, *, background: str = "pass", store: str = "memory:"
+    upstream: int, core: int, folder: Path, *, options: tuple[str, ...] = ()
 ) -> Iterator[Running]:
-    """Start this project's proxy as its command line does.
-
-    Every request asks for a background response; `pass` relays it, `proxy` records it.
-    """
+    """Start this project's proxy as its command line does, with its defaults."""
     port = free_port()
     log = folder / "lastword.log"
     command = [sys.executable, "-m", "proxy", "serve"]
-    command += ["--upstream", f"http://127.0.0.1:{upstream}", "--background", background]
-    command += ["--store", store.format(folder=folder)]
+    command += ["--upstream", f"http://127.0.0.1:{upstream}"]
     command += ["--port", str(port), "--admin-port", "0"]
+    command += [option.format(folder=folder) for option in options]
     with pinned(command, core=core, log=log) as process:
         await_port(process, port, log)
         yield Running(port, process.pid)
 
 
-_SQLITE: Final = "sqlite:{folder}/copies.db"
+_RECORD: Final = ("--background", "proxy", "--store")
 
-SERVERS: Final = (
-    Server("direct", _direct),
-    Server(
-        "nginx",
-        _nginx,
-        lambda: "" if _nginx_path() else "not installed (Debian: apt-get install nginx-light)",
-    ),
-    Server("lastword", _lastword),
-    Server("recording", partial(_lastword, background="proxy")),
-    Server("recording-sqlite", partial(_lastword, background="proxy", store=_SQLITE)),
-)
+SERVERS: Final = {
+    server.name: server
+    for server in (
+        Server("direct", "direct, no server", _direct, must_hold=True),
+        Server("nginx", "nginx", peers.nginx, peers.nginx_lacks),
+        Server("envoy", "Envoy", partial(peers.envoy, lua=False), peers.envoy_lacks),
+        Server("envoy-lua", "Envoy + Lua", partial(peers.envoy, lua=True), peers.envoy_lacks),
+        Server("agentic-api", "agentic-api", peers.agentic_api, peers.agentic_api_lacks),
+        Server("obvious", "FastAPI + httpx", peers.obvious),
+        Server("constant", "uvicorn, a constant", peers.constant),
+        Server("lastword", "Lastword", _lastword, corrects=True, must_hold=True),
+        Server(
+            "recording",
+            "Lastword, recording in memory",
+            partial(_lastword, options=(*_RECORD, "memory:")),
+            corrects=True,
+            must_hold=True,
+            records=True,
+        ),
+        Server(
+            "recording-sqlite",
+            "Lastword, recording on SQLite",
+            partial(_lastword, options=(*_RECORD, "sqlite:{folder}/copies.db")),
+            corrects=True,
+            must_hold=True,
+            records=True,
+        ),
+    )
+}

@@ -1,108 +1,112 @@
-"""The figures of one round in a line, and those of all rounds in a table."""
+"""The figures of all rounds as a Markdown table: medians, spread, and ratios to yardsticks."""
 
 from __future__ import annotations
 
 import statistics
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from tests.bench.load import Report  # noqa: TC001 - msgspec reads it at run time
+from tests.bench.servers import SERVERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-_YARDSTICK: Final = "nginx"
+    from tests.bench.measured import Measured
+    from tests.bench.scenarios import Column, Scenario
+
+Results = dict[str, list["Measured"]]
+"""The rounds of each server, by its name."""
+
 _SATURATED: Final = 0.85
+_NOISY: Final = 0.05
 
 
-class Measured(msgspec.Struct):
-    """One server in one round."""
-
-    report: Report
-    peak_rss_mb: float
-    load_average: float
-
-    @property
-    def cpu_us(self) -> float:
-        """The server's CPU time per event, in microseconds."""
-        return self.report.server_cpu_s / max(1, self.report.events) * 1e6
-
-    @property
-    def load_busy(self) -> float:
-        """The share of its core that upstream and client used."""
-        report = self.report
-        return (report.upstream_cpu_s + report.client_cpu_s) / report.window_s
-
-    @property
-    def others_on_server_core(self) -> float:
-        """The share of the server's core that was used by someone else: noise."""
-        report = self.report
-        return max(0.0, report.server_core_busy_s - report.server_cpu_s) / report.window_s
-
-    @property
-    def others_on_load_core(self) -> float:
-        """The share of the load's core that was used by someone else: noise."""
-        return max(0.0, self.report.load_core_busy_s / self.report.window_s - self.load_busy)
-
-    def line(self) -> str:
-        """Return the round in one line."""
-        report = self.report
-        return (
-            f"{self.cpu_us:.1f} us/event, p50 {report.delay_p50_ms:.3f} ms,"
-            f" p99 {report.delay_p99_ms:.2f} ms, first byte {report.first_byte_p50_ms:.2f} ms,"
-            f" {self.peak_rss_mb:.0f} MB, {report.events} events, {report.lost} lost,"
-            f" load core {self.load_busy:.0%}, others {self.others_on_server_core:.0%}"
-            f" and {self.others_on_load_core:.0%}, ended {report.last_events}"
-        )
+def median(rounds: list[Measured], figure: str) -> float:
+    """Return a figure's median over all rounds; NaN of none, or if one lacks it."""
+    values = [measured.figure(figure) for measured in rounds]
+    if not values or any(value != value for value in values):  # noqa: PLR0124 - NaN
+        return float("nan")
+    return statistics.median(values)
 
 
-_COLUMNS: Final[tuple[tuple[str, Callable[[Measured], float], int], ...]] = (
-    ("CPU us/event", lambda measured: measured.cpu_us, 1),
-    ("delay p50 ms", lambda measured: measured.report.delay_p50_ms, 3),
-    ("delay p99 ms", lambda measured: measured.report.delay_p99_ms, 2),
-    ("1st byte p50 ms", lambda measured: measured.report.first_byte_p50_ms, 2),
-    ("peak RSS MB", lambda measured: measured.peak_rss_mb, 0),
-)
-_RATIO_COLUMNS: Final = 3
+def table(scenario: Scenario, results: Results) -> str:
+    """Return medians with (min-max), and some of them divided by the yardsticks' medians; Markdown.
+
+    Notes follow where a figure is not the server's alone.
+    """
+    parts = [_figures(scenario, results)]
+    yardsticks = [name for name in scenario.yardsticks if results.get(name)]
+    if yardsticks:
+        parts.append(_ratios(scenario, results, yardsticks))
+    if notes := list(_notes(results)):
+        parts.append("\n".join(notes))
+    return "\n\n".join(parts)
 
 
-def table(results: dict[str, list[Measured]]) -> str:
-    """Return medians with (min-max), the first columns also as ratios to nginx; Markdown."""
-    head = ["server"]
-    for index, (title, _, _) in enumerate(_COLUMNS):
-        head += [title, f"/ {_YARDSTICK}"] if index < _RATIO_COLUMNS else [title]
-    head += ["lost", "corrected", "load core", "others on the cores"]
-    rows = [head, ["---"] * len(head)]
-    rows += [_row(name, results) for name in results if results[name]]
+def _figures(scenario: Scenario, results: Results) -> str:
+    head = ["", *(column.title for column in scenario.columns)]
+    rows = [[*head, "corrected", "lost"] if scenario.corrects else [*head, "lost"]]
+    for name, rounds in results.items():
+        if not rounds:
+            continue
+        row = [SERVERS[name].title, *(_spread(column, rounds) for column in scenario.columns)]
+        if scenario.corrects:
+            corrected = sum(measured.corrected for measured in rounds)
+            row.append(f"{corrected}/{sum(measured.streams for measured in rounds)}")
+        rows.append([*row, str(sum(measured.report.lost for measured in rounds))])
+    return _markdown(rows)
+
+
+def _ratios(scenario: Scenario, results: Results, yardsticks: list[str]) -> str:
+    columns = [column for column in scenario.columns if column.ratio]
+    names = " / ".join(f"÷ {SERVERS[name].title}" for name in yardsticks)
+    rows = [[f"medians {names}", *(column.title for column in columns)]]
+    for name, rounds in results.items():
+        if rounds and name != "direct":
+            row = [SERVERS[name].title]
+            for column in columns:
+                ratios = (ratio(rounds, results[base], column.figure) for base in yardsticks)
+                row.append(" / ".join(f"{value:.2f}" for value in ratios))
+            rows.append(row)
+    return _markdown(rows)
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
-    busiest = max((each.load_busy for rounds in results.values() for each in rounds), default=0.0)
-    if busiest > _SATURATED:
-        lines.append(
-            f"WARNING: upstream and client used {busiest:.0%} of their core: the delays are theirs"
-            " too (in a burst they always are)."
-        )
-    return "\n".join(lines)
+    return "\n".join("| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows)
 
 
-def _row(name: str, results: dict[str, list[Measured]]) -> list[str]:
-    rounds = results[name]
-    yardstick = results.get(_YARDSTICK, [])
-    row = [name]
-    for index, (_, figure, digits) in enumerate(_COLUMNS):
-        values = [figure(measured) for measured in rounds]
-        middle = statistics.median(values)
-        row.append(f"{middle:.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})")
-        if index < _RATIO_COLUMNS:
-            base = statistics.median(map(figure, yardstick)) if yardstick else 0.0
-            row.append(f"{middle / base:.2f}" if base else "-")
-    row.append(str(sum(measured.report.lost for measured in rounds)))
-    corrected = sum(measured.report.corrected for measured in rounds)
-    streams = sum(sum(measured.report.last_events.values()) for measured in rounds)
-    row.append(f"{corrected}/{streams}")
-    row.append(f"{statistics.median(measured.load_busy for measured in rounds):.0%}")
-    server = statistics.median(measured.others_on_server_core for measured in rounds)
-    load = statistics.median(measured.others_on_load_core for measured in rounds)
-    row.append(f"{server:.0%}, {load:.0%}")
-    return row
+def _spread(column: Column, rounds: list[Measured]) -> str:
+    values = [measured.figure(column.figure) for measured in rounds]
+    shown = [f"{value:.{column.digits}f}" for value in (min(values), max(values))]
+    return f"{median(rounds, column.figure):.{column.digits}f} ({'-'.join(shown)})"
+
+
+def ratio(rounds: list[Measured], yardstick: list[Measured], figure: str) -> float:
+    """Return one median divided by another; NaN where there is nothing to divide by."""
+    base = median(yardstick, figure)
+    return median(rounds, figure) / base if base else float("nan")
+
+
+def _notes(results: Results) -> Iterator[str]:
+    """Say where the figures are not the server's alone."""
+    for name, rounds in results.items():
+        if not rounds:
+            continue
+        busy = statistics.median(measured.load_busy for measured in rounds)
+        if busy > _SATURATED:
+            yield (
+                f"NOTE {name}: upstream and client used {busy:.0%} of their core: they are the"
+                " limit, and delays are theirs too."
+            )
+        server = statistics.median(measured.others_on_server_core for measured in rounds)
+        load = statistics.median(measured.others_on_load_core for measured in rounds)
+        if name == "direct":
+            server = 0.0  # it has none
+        elif statistics.median(measured.server_busy for measured in rounds) > _SATURATED:
+            yield f"NOTE {name}: its core is full: it does not keep up with this load."
+        if max(server, load) > _NOISY:
+            yield (
+                f"NOTE {name}: others used {server:.0%} of the server's core and {load:.0%} of"
+                " the load's: delays are not to be trusted."
+            )

@@ -1,9 +1,7 @@
 """An upstream that streams vLLM-shaped events on a schedule, each delta with its send time.
 
 `python -m tests.bench.upstream` prints its port and serves until SIGTERM.  The request's body
-says what is wanted: `max_output_tokens` deltas, `metadata.rate` of them in a second, or all as
-fast as they are taken if that is 0.  It always ends as vLLM does when the tokens run out: a
-`response.completed` whose status is `incomplete`.
+says what is wanted (``Wanted``).  `GET /release` lets all held streams end.
 """
 
 from __future__ import annotations
@@ -14,167 +12,136 @@ import itertools
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 import httptools
 import msgspec
 import uvloop
 
+from tests.bench.vllm_events import HEAD, ChatEvents, Events, ResponseEvents
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EVENTS_AROUND: Final = 8
-"""How many events a stream has beside its deltas."""
+RELEASE: Final = b"/release"
+"""The path that ends all held streams."""
 
 _BURST_EVENTS: Final = 16  # written before other streams get their turn
 _GOLDEN: Final = 0.6180339887498949  # spreads the streams evenly over one period
-_HEAD: Final = (
-    b"HTTP/1.1 200 OK\r\ndate: Sun, 29 Nov 2026 15:16:40 GMT\r\nserver: uvicorn\r\n"
-    b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+_CHAT: Final = b"/v1/chat/completions"
+ANSWER: Final = (
+    b'{"id":"chatcmpl-1","object":"chat.completion","created":1795965400,"model":"bench",'
+    b'"choices":[{"index":0,"message":{"role":"assistant","content":"A whale is a mammal."},'
+    b'"logprobs":null,"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":4,"total_tokens":10,"completion_tokens":6}}'
 )
 _SMALL: Final = (
-    b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-length: 2\r\n"
-    b"content-type: application/json\r\n\r\n{}"
+    b"HTTP/1.1 200 OK\r\ndate: Sun, 29 Nov 2026 15:16:40 GMT\r\nserver: uvicorn\r\n"
+    b"content-length: %d\r\ncontent-type: application/json\r\n\r\n%b" % (len(ANSWER), ANSWER)
 )
-_RESPONSE: Final = (
-    '{"response":{"id":"resp_%(n)016x","created_at":1795965400,"incomplete_details":%(details)s,'
-    '"instructions":null,"metadata":null,"model":"bench","object":"response","output":%(output)s,'
-    '"parallel_tool_calls":true,"temperature":0.0,"tool_choice":"none","tools":[],"top_p":1.0,'
-    '"background":false,"max_output_tokens":%(tokens)d,"max_tool_calls":null,'
-    '"previous_response_id":null,"prompt":null,"reasoning":null,"service_tier":"auto",'
-    '"status":"%(status)s","text":null,"top_logprobs":null,"truncation":"disabled",'
-    '"usage":null,"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,'
-    '"kv_transfer_params":null,"ec_transfer_params":null,"input_messages":null,'
-    '"output_messages":null},"sequence_number":%(number)d,"type":"%(type)s"}'
-)
-_ITEM: Final = (
-    '{"id":"msg_%(n)016x","content":[%(content)s],"role":"assistant","status":"%(status)s",'
-    '"type":"message","phase":null}'
-)
-_PART: Final = '{"annotations":[],"text":"%s","type":"output_text","logprobs":null}'
+
+
+class Metadata(msgspec.Struct):
+    """How to stream; OpenAI's API lets a client put strings here as it likes."""
+
+    rate: float = 0.0
+    """Deltas per second; 0: all as fast as they are taken."""
+    held: bool = False
+    """After the lead wait for `GET /release`."""
+    logprobs_bytes: int = 0
+    """The least size of the last event."""
 
 
 class Wanted(msgspec.Struct):
     """What a request asks for."""
 
-    class Metadata(msgspec.Struct):
-        """Where OpenAI's API lets a client say what it likes."""
-
-        rate: str = "0"
-
-    max_output_tokens: int
+    stream: bool = False
+    max_output_tokens: int = 0
+    max_tokens: int = 0
     metadata: Metadata = msgspec.field(default_factory=Metadata)
+
+    @property
+    def tokens(self) -> int:
+        """How many deltas, whatever the route calls them."""
+        return self.max_output_tokens or self.max_tokens
 
 
 class _Stream:
-    """The bytes of one stream, prepared, and where it stands."""
+    """Where one stream stands."""
 
-    def __init__(self, write: Callable[[bytes], None], number: int, wanted: Wanted) -> None:
+    held: ClassVar[set[_Stream]] = set()
+
+    def __init__(
+        self, write: Callable[[bytes], None], number: int, events: Events, wanted: Wanted
+    ) -> None:
         self._write = write
-        self._number = number
-        self._tokens = wanted.max_output_tokens
-        self._sent = 0
-        rate = float(wanted.metadata.rate)
+        self._events = events
+        self._tokens = wanted.tokens
+        self._texts: list[bytes] = []
+        self._tail = events.tail(self._texts)
+        rate = wanted.metadata.rate
         self._period = 1 / rate if rate else 0.0
         self._loop = asyncio.get_running_loop()
         self._due = self._loop.time() + self._period * (1 + number * _GOLDEN % 1)
         self._timer: asyncio.Handle | None = None
-        # Only the send time and the number change from one delta to the next.
-        self._before = b'event: response.output_text.delta\ndata: {"content_index":0,"delta":"'
-        self._after = b'","item_id":"msg_%016x","logprobs":[],"output_index":0,' % number
-        write(_HEAD + self._lead())
+        self._waits = wanted.metadata.held
+        write(HEAD + events.lead())
+        if self._waits:
+            self.held.add(self)
         self.go_on()
+
+    @classmethod
+    def release(cls) -> None:
+        """Let all held streams end."""
+        while cls.held:
+            cls.held.pop().go_on()
 
     def go_on(self) -> None:
         """Take up the schedule, at the start and after a pause."""
-        if self._timer is not None:
-            return
-        if self._period:
-            self._timer = self._loop.call_at(self._due, self._tick)
-        else:
-            self._timer = self._loop.call_soon(self._burst)
+        self._waits = self in self.held
+        self._schedule()
 
     def stop(self) -> None:
         """Send nothing more for now."""
+        self._waits = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
+    def _schedule(self) -> None:
+        if self._waits or self._timer is not None:
+            return
+        if len(self._texts) == self._tokens:
+            self._timer = self._loop.call_soon(self._end)
+        elif self._period:
+            self._timer = self._loop.call_at(self._due, self._tick)
+        else:
+            self._timer = self._loop.call_soon(self._burst)
+
     def _tick(self) -> None:
         self._timer = None
         self._send_delta()
-        if self._sent < self._tokens:
-            self._due += self._period
-            self._timer = self._loop.call_at(self._due, self._tick)
-        else:
-            self._write(self._tail())
+        self._due += self._period
+        self._schedule()
 
     def _burst(self) -> None:
         self._timer = None
-        for _ in range(min(_BURST_EVENTS, self._tokens - self._sent)):
+        for _ in range(min(_BURST_EVENTS, self._tokens - len(self._texts))):
             self._send_delta()
-        if self._sent < self._tokens:
-            self._timer = self._loop.call_soon(self._burst)
-        else:
-            self._write(self._tail())
+        self._schedule()
 
     def _send_delta(self) -> None:
-        block = b'%b%019d%b"sequence_number":%d,"type":"response.output_text.delta"}\n\n' % (
-            self._before,
-            time.monotonic_ns(),
-            self._after,
-            self._sent + 4,
-        )
-        self._sent += 1
-        self._write(b"%x\r\n%b\r\n" % (len(block), block))
+        stamp = b"%019d" % time.monotonic_ns()
+        index = len(self._texts)
+        self._texts.append(stamp)
+        self._write(self._events.delta(index, stamp))
 
-    def _lead(self) -> bytes:
-        item = _ITEM % {"n": self._number, "content": "", "status": "in_progress"}
-        return (
-            self._state(0, "response.created", "in_progress")
-            + self._state(1, "response.in_progress", "in_progress")
-            + _chunk("response.output_item.added", f'"item":{item},"output_index":0', 2)
-            + _chunk(
-                "response.content_part.added",
-                f'"content_index":0,"item_id":"msg_{self._number:016x}","output_index":0,'
-                f'"part":{_PART % ""}',
-                3,
-            )
-        )
-
-    def _tail(self) -> bytes:
-        number = self._tokens + 4
-        place = f'"content_index":0,"item_id":"msg_{self._number:016x}","output_index":0'
-        item = _ITEM % {"n": self._number, "content": _PART % "text", "status": "completed"}
-        return (
-            _chunk("response.output_text.done", f'{place},"logprobs":[],"text":"text"', number)
-            + _chunk("response.content_part.done", f'{place},"part":{_PART % "text"}', number + 1)
-            + _chunk("response.output_item.done", f'"item":{item},"output_index":0', number + 2)
-            + self._state(number + 3, "response.completed", "incomplete", f"[{item}]")
-            + b"0\r\n\r\n"
-        )
-
-    def _state(self, number: int, kind: str, status: str, output: str = "[]") -> bytes:
-        payload = _RESPONSE % {
-            "n": self._number,
-            "details": '{"reason":"max_output_tokens"}' if status == "incomplete" else "null",
-            "output": output,
-            "tokens": self._tokens,
-            "status": status,
-            "number": number,
-            "type": kind,
-        }
-        return _framed(kind, payload)
-
-
-def _chunk(kind: str, members: str, number: int) -> bytes:
-    return _framed(kind, f'{{{members},"sequence_number":{number},"type":"{kind}"}}')
-
-
-def _framed(kind: str, payload: str) -> bytes:
-    """Return one event as one HTTP chunk."""
-    block = f"event: {kind}\ndata: {payload}\n\n".encode()
-    return b"%x\r\n%b\r\n" % (len(block), block)
+    def _end(self) -> None:
+        self._timer = None
+        piece = next(self._tail, None)
+        if piece is not None:
+            self._write(piece)
+            self._schedule()
 
 
 class _Connection(asyncio.Protocol):
@@ -186,7 +153,7 @@ class _Connection(asyncio.Protocol):
         """Keep the transport, which is none of asyncio's classes under uvloop."""
         self._transport = cast("asyncio.Transport", transport)
         self._parser = httptools.HttpRequestParser(self)
-        self._body = b""
+        self._url = self._body = b""
         self._stream: _Stream | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -196,6 +163,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop: the client has left."""
         self.pause_writing()
+        if self._stream is not None:
+            _Stream.held.discard(self._stream)
 
     def pause_writing(self) -> None:
         """Hold the stream: the other side does not keep up."""
@@ -209,8 +178,12 @@ class _Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """Begin a request."""
-        self._body = b""
+        self._url = self._body = b""
         self._stream = None
+
+    def on_url(self, url: bytes) -> None:
+        """Collect the request's target."""
+        self._url += url
 
     def on_body(self, body: bytes) -> None:
         """Collect the request's body."""
@@ -218,18 +191,33 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Answer."""
-        if self._parser.get_method() == b"POST":
-            wanted = msgspec.json.decode(self._body, type=Wanted)
-            self._stream = _Stream(self._transport.write, next(self.numbers), wanted)
-        else:
+        wanted = Wanted()
+        if self._body:
+            wanted = msgspec.json.decode(self._body, type=Wanted, strict=False)
+        if not wanted.stream:
+            if self._url == RELEASE:
+                _Stream.release()
             self._transport.write(_SMALL)
+            return
+        number = next(self.numbers)
+        events: Events
+        if self._url == _CHAT:
+            events = ChatEvents(number)
+        else:
+            events = ResponseEvents(number, wanted.tokens, wanted.metadata.logprobs_bytes)
+        self._stream = _Stream(self._transport.write, number, events, wanted)
+
+
+async def listen() -> asyncio.Server:
+    """Serve on a free loopback port until closed."""
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(_Connection, "127.0.0.1", 0, backlog=4096)
 
 
 async def _serve() -> None:
-    loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    server = await loop.create_server(_Connection, "127.0.0.1", 0, backlog=4096)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    server = await listen()
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     gc.disable()  # a collection would look like a stall of the server under test
