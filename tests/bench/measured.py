@@ -40,11 +40,6 @@ class Measured(msgspec.Struct):
         return self.report.last_events.get(CORRECTED, 0)
 
     @property
-    def server_busy(self) -> float:
-        """The share of its core that the server used."""
-        return _share(self.report.costs.server_cpu_s, self.report.costs.window_s)
-
-    @property
     def load_busy(self) -> float:
         """The share of its core that upstream and client used."""
         costs = self.report.costs

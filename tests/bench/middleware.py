@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any, Final
 import uvicorn
 
 from proxy.middleware import Lastword
-from tests.bench.processes import await_port, free_port, pinned
+from tests.bench.processes import await_port, cpu_s, free_port, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _CREATED: Final = (
     b'event: response.created\ndata: {"response":{"id":"resp_1","model":"m","status":'
     b'"in_progress"},"sequence_number":0,"type":"response.created"}\n\n'
@@ -89,9 +88,9 @@ def _measure(events: int, *, wrapped: bool, folder: Path) -> float:
         end = _read_stream(port)  # the first warms it up
         if (b"response.incomplete" in end) is not wrapped:
             raise SystemExit(f"the stream ended in {end[-200:]!r}")
-        before = _cpu_s(process.pid)
+        before = cpu_s([process.pid])
         _read_stream(port)
-        return (_cpu_s(process.pid) - before) / events * 1e6
+        return (cpu_s([process.pid]) - before) / events * 1e6
 
 
 def _read_stream(port: int) -> bytes:
@@ -105,11 +104,6 @@ def _read_stream(port: int) -> bytes:
                 raise SystemExit("the server closed the connection")
             end = (end + data)[-1000:]
     return end
-
-
-def _cpu_s(pid: int) -> float:
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / _TICKS
 
 
 def main() -> None:

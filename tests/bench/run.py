@@ -179,6 +179,8 @@ def main() -> int:
     found: list[str] = []
     for scenario in scenarios:
         servers = [present[name] for name in scenario.servers if name in present]
+        if not servers:
+            continue
         _say(f"\n### {scenario.title}\n")
         with tempfile.TemporaryDirectory(prefix="lastword-bench-") as folder:
             results = _Bench(scenario, options, Path(folder)).run(servers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Final
 
+from tests.bench.plans import Paced
 from tests.bench.servers import SERVERS
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ Results = dict[str, list["Measured"]]
 
 _SATURATED: Final = 0.85
 _NOISY: Final = 0.05
+_KEEPS_UP: Final = 0.97
 
 
 def median(rounds: list[Measured], figure: str) -> float:
@@ -37,7 +39,7 @@ def table(scenario: Scenario, results: Results) -> str:
     yardsticks = [name for name in scenario.yardsticks if results.get(name)]
     if yardsticks:
         parts.append(_ratios(scenario, results, yardsticks))
-    if notes := list(_notes(results)):
+    if notes := list(_notes(scenario, results)):
         parts.append("\n".join(notes))
     return "\n\n".join(parts)
 
@@ -88,8 +90,9 @@ def ratio(rounds: list[Measured], yardstick: list[Measured], figure: str) -> flo
     return median(rounds, figure) / base if base else float("nan")
 
 
-def _notes(results: Results) -> Iterator[str]:
+def _notes(scenario: Scenario, results: Results) -> Iterator[str]:
     """Say where the figures are not the server's alone."""
+    plan = scenario.plan(1.0)
     for name, rounds in results.items():
         if not rounds:
             continue
@@ -103,8 +106,13 @@ def _notes(results: Results) -> Iterator[str]:
         load = statistics.median(measured.others_on_load_core for measured in rounds)
         if name == "direct":
             server = 0.0  # it has none
-        elif statistics.median(measured.server_busy for measured in rounds) > _SATURATED:
-            yield f"NOTE {name}: its core is full: it does not keep up with this load."
+        if isinstance(plan, Paced):
+            kept = statistics.median(
+                measured.report.work / (plan.streams * plan.rate * measured.report.costs.window_s)
+                for measured in rounds
+            )
+            if kept < _KEEPS_UP:
+                yield f"NOTE {name}: it does not keep up: {kept:.0%} of the events came in time."
         if max(server, load) > _NOISY:
             yield (
                 f"NOTE {name}: others used {server:.0%} of the server's core and {load:.0%} of"
