@@ -23,7 +23,7 @@ from tests.bench.processes import StartError, family, peak_rss_mb, pinned
 from tests.bench.scenarios import QUICK, SCENARIOS, Scenario
 from tests.bench.servers import SERVERS, Server
 from tests.bench.summary import Summary, summarise
-from tests.bench.table import Results, table
+from tests.bench.table import Results, digest, table
 from tests.bench.targets import targets_table
 
 _LIMIT_S: Final = 40.0  # of one load
@@ -175,7 +175,7 @@ def main() -> int:
     _say(", ".join(f"{name}: {value}" for name, value in kept.machine.items()))
     if len(os.sched_getaffinity(0)) == 1:
         _say("NOTE: one core only: server, upstream and client share it.")
-    runs: dict[str, Results] = {}
+    runs: dict[Scenario, Results] = {}
     found: list[str] = []
     for scenario in scenarios:
         servers = [present[name] for name in scenario.servers if name in present]
@@ -185,13 +185,13 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="lastword-bench-") as folder:
             results = _Bench(scenario, options, Path(folder)).run(servers)
         _say("\n" + table(scenario, results))
-        runs[scenario.name] = results
+        runs[scenario] = results
         found += flaws(scenario, results, options.rounds)
         kept.scenarios[scenario.name] = summarise(scenario, results)
         # After each, so that a run that is stopped tells something.
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1))
-    _say("\n" + targets_table(runs))
+    _say(f"\n### All\n\n{digest(runs)}\n\n{targets_table(runs)}")
     for flaw in found:
         _say(f"FAILED {flaw}")
     return int(bool(found))

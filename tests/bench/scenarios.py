@@ -35,6 +35,7 @@ class Scenario:
     """Takes how many seconds are to be measured, where that is ours to say."""
     servers: tuple[str, ...]
     columns: tuple[Column, ...]
+    """The first is the one that stands for the scenario."""
     yardsticks: tuple[str, ...] = ("nginx", "envoy-lua")
     corrects: bool = True
     """Its streams need correcting."""
@@ -80,9 +81,9 @@ SCENARIOS: Final = {
             lambda _: Held(few=200, many=2000),
             _CORRECTING,
             (
+                Column("KB per stream", "kb_per_stream", 1, ratio=True),
                 Column("MB idle", "idle_mb", 0),
                 Column("MB at 2,000", "open_mb", 0),
-                Column("KB per stream", "kb_per_stream", 1, ratio=True),
                 Column("all ended ms", "all_ended_ms", 0, ratio=True),
             ),
         ),

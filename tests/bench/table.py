@@ -44,6 +44,24 @@ def table(scenario: Scenario, results: Results) -> str:
     return "\n\n".join(parts)
 
 
+def digest(runs: dict[Scenario, Results]) -> str:
+    """Return the median of each scenario's first column, a row for each scenario; Markdown."""
+    names = [
+        name
+        for name in SERVERS
+        if name != "direct" and any(results.get(name) for results in runs.values())
+    ]
+    rows = [["", *(SERVERS[name].title for name in names)]]
+    for scenario, results in runs.items():
+        lead = scenario.columns[0]
+        row = [f"{scenario.title}: {lead.title}"]
+        for name in names:
+            rounds = results.get(name)
+            row.append(f"{median(rounds, lead.figure):.{lead.digits}f}" if rounds else "")
+        rows.append(row)
+    return _markdown(rows)
+
+
 def _figures(scenario: Scenario, results: Results) -> str:
     head = ["", *(column.title for column in scenario.columns)]
     rows = [[*head, "corrected", "lost"] if scenario.corrects else [*head, "lost"]]

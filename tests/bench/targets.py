@@ -11,6 +11,8 @@ from tests.bench.table import Results, median, ratio
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.bench.scenarios import Scenario
+
 
 @dataclass(frozen=True)
 class Target:
@@ -93,11 +95,12 @@ TARGETS: Final = (
 )
 
 
-def targets_table(runs: dict[str, Results]) -> str:
+def targets_table(runs: dict[Scenario, Results]) -> str:
     """Return one line for each target that these scenarios' results tell of; Markdown."""
+    by_name = {scenario.name: results for scenario, results in runs.items()}
     lines = ["| target | limit | measured | |", "| --- | --- | --- | --- |"]
     for target in TARGETS:
-        value = target.value(runs.get(target.scenario, {}))
+        value = target.value(by_name.get(target.scenario, {}))
         if value == value:  # noqa: PLR0124 - not NaN
             sign = "≥" if target.least else "≤"
             verdict = "met" if target.met(value) else "**missed**"

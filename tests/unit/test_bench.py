@@ -13,7 +13,7 @@ from tests.bench.plans import Costs, Report
 from tests.bench.run import flaws
 from tests.bench.scenarios import SCENARIOS
 from tests.bench.summary import summarise
-from tests.bench.table import Results, median, table
+from tests.bench.table import Results, digest, median, table
 from tests.bench.targets import targets_table
 from tests.bench.vllm_events import HEAD, RESPONSE_EVENTS_AROUND, ResponseEvents
 
@@ -111,6 +111,14 @@ def test_the_table_has_medians_and_their_ratios() -> None:
     }
 
 
+def test_the_digest_has_one_row_for_each_scenario() -> None:
+    """Its first column's medians, and an empty cell for a server that was not there."""
+    text = digest({PACED: results(), SCENARIOS["replay"]: {"recording": results()["lastword"]}})
+    _, _, paced, replay = ([*map(str.strip, line.split("|"))] for line in text.splitlines())
+    assert paced[1:-1] == [f"{PACED.title}: CPU µs/event", "20.0", "30.0", ""]
+    assert replay[2:4] == ["", ""]
+
+
 def test_a_figure_that_a_round_lacks_has_no_median() -> None:
     """A server that broke off in one round is not judged by the others."""
     rounds = results()["lastword"]
@@ -120,7 +128,7 @@ def test_a_figure_that_a_round_lacks_has_no_median() -> None:
 
 def test_targets_are_judged_where_the_run_tells() -> None:
     """1.5 of nginx's CPU is too much; without Envoy nothing is said of it."""
-    lines = targets_table({"paced": results()}).splitlines()
+    lines = targets_table({PACED: results()}).splitlines()
     by_target = {line.split("|")[1].strip(): line for line in lines}
     assert "missed" in by_target["CPU per event ÷ nginx"]
     assert "met" in by_target["peak memory at 200 streams, MB"]
