@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.bench.processes import Running, await_port, free_port, pinned
+from tests.bench.processes import Running, free_port, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 _NGINX_CONF: Final = """
 daemon off;
@@ -99,21 +98,17 @@ http_connection_manager.v3.HttpConnectionManager
 """
 
 
-@contextlib.contextmanager
-def nginx(upstream: int, core: int, folder: Path) -> Iterator[Running]:
+def nginx(upstream: int, core: int, folder: Path) -> AbstractContextManager[Running]:
     """Start Debian's nginx with one worker, passing through."""
     port = free_port()
     conf = folder / "nginx.conf"
     conf.write_text(_NGINX_CONF.format(folder=folder, upstream=upstream, port=port))
     log = folder / "nginx.log"
     command = [nginx_path() or "nginx", "-c", str(conf), "-p", str(folder), "-e", str(log)]
-    with pinned(command, core=core, log=log) as process:
-        await_port(process, port, log)
-        yield Running(port, process.pid)
+    return serving(command, port=port, core=core, log=log)
 
 
-@contextlib.contextmanager
-def envoy(upstream: int, core: int, folder: Path, *, lua: bool) -> Iterator[Running]:
+def envoy(upstream: int, core: int, folder: Path, *, lua: bool) -> AbstractContextManager[Running]:
     """Start Envoy with one worker, passing through or with a filter that renames the event."""
     port = free_port()
     script = folder / "rename.lua"
@@ -121,49 +116,35 @@ def envoy(upstream: int, core: int, folder: Path, *, lua: bool) -> Iterator[Runn
     filters = _LUA_FILTER.format(script=script).rstrip() if lua else ""
     conf = folder / "envoy.yaml"
     conf.write_text(_ENVOY_CONF.format(port=port, upstream=upstream, filters=filters))
-    log = folder / "envoy.log"
     command = [in_environment("envoy") or "envoy", "-c", str(conf)]
     command += ["--concurrency", "1", "--disable-hot-restart", "-l", "warn"]
-    with pinned(command, core=core, log=log) as process:
-        await_port(process, port, log)
-        yield Running(port, process.pid)
+    return serving(command, port=port, core=core, log=folder / "envoy.log")
 
 
-@contextlib.contextmanager
-def agentic_api(upstream: int, core: int, folder: Path) -> Iterator[Running]:
+def agentic_api(upstream: int, core: int, folder: Path) -> AbstractContextManager[Running]:
     """Start agentic-api's server on a database of its own."""
     port = free_port()
-    log = folder / "agentic.log"
     command = [in_environment("agentic-server") or "agentic-server"]
     command += ["--llm-api-base", f"http://127.0.0.1:{upstream}", "--skip-llm-ready-check"]
     command += ["--gateway-host", "127.0.0.1", "--gateway-port", str(port)]
     command += ["--db-url", f"sqlite://{folder}/agentic.db"]
-    with pinned(command, core=core, log=log) as process:
-        await_port(process, port, log)
-        yield Running(port, process.pid)
+    return serving(command, port=port, core=core, log=folder / "agentic.log")
 
 
-@contextlib.contextmanager
-def obvious(upstream: int, core: int, folder: Path) -> Iterator[Running]:
+def obvious(upstream: int, core: int, folder: Path) -> AbstractContextManager[Running]:
     """Start the obvious way, ``obvious.py``."""
-    port = free_port()
-    log = folder / "obvious.log"
-    command = [sys.executable, "-m", "tests.bench.obvious", str(port)]
-    command.append(f"http://127.0.0.1:{upstream}")
-    with pinned(command, core=core, log=log) as process:
-        await_port(process, port, log)
-        yield Running(port, process.pid)
+    return _module("tests.bench.obvious", f"http://127.0.0.1:{upstream}", core=core, folder=folder)
 
 
-@contextlib.contextmanager
-def constant(upstream: int, core: int, folder: Path) -> Iterator[Running]:
+def constant(upstream: int, core: int, folder: Path) -> AbstractContextManager[Running]:
     """Start ``constant.py``: what the server that Lastword stands on takes by itself."""
+    return _module("tests.bench.constant", core=core, folder=folder)
+
+
+def _module(name: str, *arguments: str, core: int, folder: Path) -> AbstractContextManager[Running]:
     port = free_port()
-    log = folder / "constant.log"
-    command = [sys.executable, "-m", "tests.bench.constant", str(port)]
-    with pinned(command, core=core, log=log) as process:
-        await_port(process, port, log)
-        yield Running(port, process.pid)
+    command = [sys.executable, "-m", name, str(port), *arguments]
+    return serving(command, port=port, core=core, log=folder / f"{name}.log")
 
 
 def nginx_lacks() -> str:

@@ -92,6 +92,14 @@ def await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     raise StartError(log.read_text(errors="replace")[-1000:].strip() or "it does not listen")
 
 
+@contextlib.contextmanager
+def serving(command: Sequence[str], *, port: int, core: int, log: Path) -> Iterator[Running]:
+    """Run a server on one core, and give it when it listens."""
+    with pinned(command, core=core, log=log) as process:
+        await_port(process, port, log)
+        yield Running(port, process.pid)
+
+
 def family(pid: int) -> list[int]:
     """Return a process and its descendants."""
     members = [pid]

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tests.bench import peers
-from tests.bench.processes import Running, await_port, free_port, pinned
+from tests.bench.processes import Running, free_port, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -34,26 +34,21 @@ class Server:
     """It is asked for background responses."""
 
 
-@contextlib.contextmanager
-def _direct(upstream: int, core: int, folder: Path) -> Iterator[Running]:
+def _direct(upstream: int, core: int, folder: Path) -> AbstractContextManager[Running]:
     """No server: what the upstream and the client cost and take by themselves."""
-    yield Running(upstream, 0)
+    return contextlib.nullcontext(Running(upstream, 0))
 
 
-@contextlib.contextmanager
 def _lastword(
     upstream: int, core: int, folder: Path, *, options: tuple[str, ...] = ()
-) -> Iterator[Running]:
+) -> AbstractContextManager[Running]:
     """Start this project's proxy as its command line does, with its defaults."""
     port = free_port()
-    log = folder / "lastword.log"
     command = [sys.executable, "-m", "proxy", "serve"]
     command += ["--upstream", f"http://127.0.0.1:{upstream}"]
     command += ["--port", str(port), "--admin-port", "0"]
     command += [option.format(folder=folder) for option in options]
-    with pinned(command, core=core, log=log) as process:
-        await_port(process, port, log)
-        yield Running(port, process.pid)
+    return serving(command, port=port, core=core, log=folder / "lastword.log")
 
 
 _RECORD: Final = ("--background", "proxy", "--store")
