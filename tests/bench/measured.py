@@ -26,8 +26,9 @@ class Measured(msgspec.Struct):
 
     @property
     def cpu_us(self) -> float:
-        """The server's CPU time per event or answer, in microseconds."""
-        return self.report.costs.server_cpu_s / max(1, self.report.work) * 1e6
+        """The server's CPU time per event or answer, in microseconds; NaN if none came."""
+        work = self.report.work
+        return self.report.costs.server_cpu_s / work * 1e6 if work else float("nan")
 
     @property
     def streams(self) -> int:

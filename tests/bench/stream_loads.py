@@ -38,7 +38,9 @@ def stream_request(where: Where, tokens: int, *, chat: bool = False, **metadata:
         body |= {"input": "Count.", "max_output_tokens": tokens}
     if where.background:
         body["background"] = True
-    body["metadata"] = {name: f"{value:g}" for name, value in metadata.items()}
+    body["metadata"] = {
+        name: msgspec.json.encode(value).decode() for name, value in metadata.items()
+    }
     path = b"/v1/chat/completions" if chat else b"/v1/responses"
     return post(path, msgspec.json.encode(body))
 
@@ -104,9 +106,8 @@ class PacedLoad(_StreamLoad):
         busy_s = plan.streams * OPEN_STEP_S + 2 * _SETTLE_S + plan.seconds + _PROBING_S
         request = self._request(round(plan.rate * busy_s), rate=plan.rate)
         await self._open(plan.streams, request)
-        await asyncio.sleep(
-            _SETTLE_S
-        )  # and no longer: the schedule does not wait for a slow server
+        # A fixed time: the schedule waits for no slow server, which could finish unmeasured.
+        await asyncio.sleep(_SETTLE_S)
         self._begin = self._mark()
         await asyncio.sleep(plan.seconds)
         self._end = self._mark()
