@@ -210,5 +210,4 @@ class LargeEventLoad(_StreamLoad):
         report.figures["large_event_mb"] = len(body) / 1e6
         name = self._large.last_event
         report.last_events[name] = report.last_events.get(name, 0) + 1
-        report.figures["large_corrected"] = float(name == "response.incomplete")
         return report
