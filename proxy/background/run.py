@@ -154,7 +154,6 @@ class Run:
 
     def fail(self, message: str, ended_as: Outcome = Outcome.LOST) -> None:
         """End the run with ``response.failed``, unless it has ended."""
-        self._publish_one(self.corrector.fail(message))
         if not self.corrector.ended:
             self._ended_as = ended_as
         self._publish_one(self.corrector.fail(message))
