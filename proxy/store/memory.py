@@ -20,6 +20,7 @@ from proxy.store import (
     StoreUnavailableError,
     Tombstone,
 )
+from proxy.store.room import check_copy_room, check_store_room
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -217,18 +218,9 @@ class MemoryStore:
 
     def _make_room(self, held: int, added: int) -> None:
         """Evict ended copies until ``added`` bytes fit to a copy that holds ``held`` of them."""
-        if held + added > self._limits.max_copy_bytes:
-            raise StoreFullError(
-                f"The copy would hold {held + added} bytes, max_copy_bytes allows"
-                f" {self._limits.max_copy_bytes}: it is not kept. Raise max_copy_bytes to keep it."
-            )
+        check_copy_room(held + added, self._limits.max_copy_bytes)
+        check_store_room(self._size + added, self._max_bytes, ended_size=self._ended_size)
         missing = self._size + added - self._max_bytes
-        if missing > self._ended_size:
-            raise StoreFullError(
-                f"All copies together would hold {self._size + added} bytes, max_store_bytes"
-                f" allows {self._max_bytes}, and too little of it has ended: the copy is not kept."
-                " Raise max_store_bytes or lower copy_ttl_s."
-            )
         while missing > 0:
             oldest, copy = next(iter(self._ended.items()))
             missing -= copy.size

@@ -17,6 +17,7 @@ from proxy.store import (
     StoreFullError,
     Tombstone,
 )
+from proxy.store.room import check_copy_room, check_store_room
 from proxy.store.sqlite_reader import find_copies
 
 if TYPE_CHECKING:
@@ -236,18 +237,8 @@ class Tables:
 
     def _make_room(self, held: int, added: int) -> None:
         """Evict ended copies until ``added`` bytes fit to a copy that holds ``held`` of them."""
-        if held + added > self._limits.max_copy_bytes:
-            raise StoreFullError(
-                f"The copy would hold {held + added} bytes, max_copy_bytes allows"
-                f" {self._limits.max_copy_bytes}: it is not kept. Raise max_copy_bytes to keep it."
-            )
-        missing = self.size + added - self._max_bytes
-        if missing > self._ended_size:
-            raise StoreFullError(
-                f"All copies together would hold {self.size + added} bytes, max_store_bytes"
-                f" allows {self._max_bytes}, and too little of it has ended: the copy is not kept."
-                " Raise max_store_bytes or lower copy_ttl_s."
-            )
+        check_copy_room(held + added, self._limits.max_copy_bytes)
+        check_store_room(self.size + added, self._max_bytes, ended_size=self._ended_size)
         while self.size + added > self._max_bytes:
             self._remove_ended(self._oldest(None, 1)[0], Gone.EVICTED)
 
