@@ -30,6 +30,8 @@ __all__ = ["Metrics"]
 # Fine where vLLM answers at once, coarse where a prompt waits in its queue.
 _FIRST_EVENT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _STREAM_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+# What a request is refused with before anything acts on it; 500 is a fault of ours.
+_REFUSALS = (400, 408, 414, 417, 429, 431, 500, 505)
 _APPEND_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
@@ -111,7 +113,9 @@ class Metrics:
             registry=registry,
         )
         self.active_streams = Gauge(
-            "lastword_active_streams", "Event streams that are being relayed.", registry=registry
+            "lastword_active_streams",
+            "Event streams and WebSockets that are being relayed.",
+            registry=registry,
         )
 
     def _define_copies(self, registry: CollectorRegistry) -> None:
@@ -170,7 +174,7 @@ class Metrics:
         )
         self.upstream_errors = Counter(
             "lastword_upstream_errors",
-            "Requests that upstream could not be asked or did not answer.",
+            "Requests that upstream could not be asked or did not answer, and lost WebSockets.",
             ["kind"],
             registry=registry,
         )
@@ -198,6 +202,8 @@ class Metrics:
             ["status"],
             registry=registry,
         )
+        for status in _REFUSALS:
+            self.refused_requests.labels(status)
 
     def count_refused(self, status: int) -> None:
         """Count a request that was refused for its form."""

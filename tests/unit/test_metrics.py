@@ -33,7 +33,7 @@ needs_promtool = pytest.mark.skipif(
 )
 TARGET_LABELS = {"job", "instance"}
 """What Prometheus itself gives every series."""
-UNITS = ("seconds", "bytes", "info", "up", "ready", "streams", "runs", "followers")
+UNITS = ("seconds", "bytes", "info", "up", "ready", "streams", "slots", "runs", "followers")
 """What a gauge's or a histogram's name may end with: a base unit, or what is counted."""
 RECORDED = {"lastword:corrections:per_minute": TARGET_LABELS}
 
