@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import TYPE_CHECKING, Protocol
 
 from fastapi import FastAPI, HTTPException, Request
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
     from proxy.settings import Settings
 
 __all__ = ["build_admin"]
+
+# Not all of 127.0.0.0/8: a mesh's sidecar brings the whole network from there (Istio: 127.0.0.6).
+_THIS_HOST = frozenset({"127.0.0.1", "::1"})
 
 
 class _Draining(Protocol):
@@ -60,14 +62,14 @@ def build_admin(
     @app.post("/drain")
     async def drain_now(request: Request) -> JSONResponse:
         """Take no new requests and answer when none runs any more, or the grace is over."""
-        _check_loopback(request, "drain this proxy")
+        _check_from_here(request, "drain this proxy")
         drained = await drain.drain()
         return JSONResponse({"drained": drained, "active": drain.active})
 
     @app.get("/config")
     async def show_config(request: Request) -> JSONResponse:
         """Return the settings in force by name; what is secret in them is masked."""
-        _check_loopback(request, "see how this proxy is set")
+        _check_from_here(request, "see how this proxy is set")
         return JSONResponse(settings.shown())
 
     @app.get("/metrics", response_class=Response)
@@ -79,14 +81,10 @@ def build_admin(
     return app
 
 
-def _check_loopback(request: Request, what: str) -> None:
+def _check_from_here(request: Request, what: str) -> None:
+    """Refuse (403) whoever does not ask from this host, and every web page that does."""
     peer = request.client.host if request.client else ""
-    if not _is_loopback(peer):
-        raise HTTPException(403, f"Only a peer on the loopback interface may {what}.")
-
-
-def _is_loopback(peer: str) -> bool:
-    try:
-        return ipaddress.ip_address(peer).is_loopback
-    except ValueError:
-        return False
+    if peer not in _THIS_HOST:
+        raise HTTPException(403, f"Only a peer at 127.0.0.1 or ::1 may {what}.")
+    if "origin" in request.headers:
+        raise HTTPException(403, f"No web page may {what}: a request with an Origin is refused.")

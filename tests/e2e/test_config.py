@@ -34,12 +34,26 @@ async def test_config_shows_every_setting(fake: FakeVllm, lastword: StartLastwor
     assert config["upstream_ca_file"] is None
 
 
-async def test_config_is_for_loopback_peers() -> None:
-    """Anyone else is 403, like for the drain."""
+async def test_config_and_drain_are_for_this_host() -> None:
+    """Anyone else is 403, also a mesh's sidecar (Istio's is 127.0.0.6) and a web page seen here."""
     metrics, drain = Metrics(), Drain(delay_s=0, grace_s=0)
     readiness = Readiness(metrics, drain, None, None)
     app = build_admin(load_settings(upstream="http://x"), metrics, drain, readiness)
-    for peer, status in [("192.0.2.1", 403), ("::1", 200)]:
+    page = {"Origin": "null"}
+    for peer, headers, status in [
+        ("192.0.2.1", {}, 403),
+        ("127.0.0.6", {}, 403),
+        ("::1", page, 403),
+        ("127.0.0.1", page, 403),
+        ("127.0.0.1", {}, 200),
+        ("::1", {}, 200),
+    ]:
         transport = httpx.ASGITransport(app, client=(peer, 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://admin", headers=headers
+        ) as client:
+            assert not drain.draining or status == 200
             assert (await client.get("/config")).status_code == status
+            assert (await client.post("/drain")).status_code == status
+            if status == 403:
+                assert (await client.get("/livez")).status_code == 200
