@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 import proxy
 from proxy.errors import LastwordError
-from proxy.settings import Settings, load_settings
+from proxy.settings import Settings, load_admin_url, load_settings
 
 __all__ = ["app", "main"]
 
@@ -165,14 +165,21 @@ app.command("serve")(_serve)
 def _drain(
     *,
     admin: Annotated[
-        str, typer.Option(metavar="URL", help="The admin port of the running proxy.")
-    ] = "http://127.0.0.1:8081",
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The admin port of the running proxy."
+            " [default: as LASTWORD_ADMIN_HOST and LASTWORD_ADMIN_PORT say]",
+        ),
+    ] = None,
 ) -> None:
     """Ask a running proxy to take no new requests, and wait until none runs.
 
     Made for a preStop hook. Exit status 1 if requests still ran when the proxy's grace was over.
     """
     import httpx  # noqa: PLC0415
+
+    admin = admin or load_admin_url()
 
     try:
         answer = httpx.post(f"{admin.rstrip('/')}/drain", timeout=None, trust_env=False)  # noqa: S113 - the proxy bounds it

@@ -14,7 +14,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from proxy.core.corrector import Mode
 from proxy.errors import SettingsError
 
-__all__ = ["Background", "OnLostUpstream", "Settings", "load_settings", "origin"]
+__all__ = [
+    "Background",
+    "OnLostUpstream",
+    "Settings",
+    "load_admin_url",
+    "load_settings",
+    "origin",
+]
 
 MIB = 1024 * 1024
 MASK = "***"
@@ -219,8 +226,8 @@ class Settings(BaseSettings):
     )
     max_streams: Annotated[int, Field(gt=0)] | None = Field(
         None,
-        description="Requests and background runs at once on the two Responses routes; further"
-        " ones are 503. By default only the limit of open files.",
+        description="Requests and background runs on the two Responses routes, and WebSockets, at"
+        " once; further ones are 503. By default only the limit of open files.",
     )
     drain_delay_s: Seconds = Field(
         0.0, description="How long new requests are still served after SIGTERM, when not ready."
@@ -272,6 +279,20 @@ def load_settings(**given: object) -> Settings:
     except ValidationError as error:
         lines = [_explain(item["loc"], item["msg"], item["type"]) for item in error.errors()]
         raise SettingsError("\n".join(lines)) from error
+
+
+def load_admin_url() -> str:
+    """Return where a proxy with this environment has its admin port, as its own host reaches it.
+
+    Raises ``SettingsError`` as ``load_settings`` does; only upstream may be missing.
+    """
+    settings = load_settings(upstream="http://127.0.0.1")  # nobody asks it
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.admin_host, settings.admin_host)  # noqa: S104 - to be asked, not bound
+    return (
+        f"http://[{host}]:{settings.admin_port}"
+        if ":" in host
+        else f"http://{host}:{settings.admin_port}"
+    )
 
 
 def _explain(location: tuple[int | str, ...], message: str, kind: str) -> str:

@@ -6,45 +6,26 @@ import asyncio
 import json
 import multiprocessing
 import os
-import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from tests.e2e.process import QUIET
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-SERVE = ("-m", "proxy", "serve")
-COMMON = {
-    "port": 0,
-    "admin_port": 0,
-    "heartbeat_s": 0,
-    "log_format": "json",
-    "ready_needs_upstream": False,
-}
+COMMON = QUIET | {"log_format": "json"}
 IMPORTS = ["proxy.gateway.server", "proxy.operations.logs", "uvloop"]
 
 
 @asynccontextmanager
-async def killed(log: Path, **settings: Any) -> AsyncIterator[str]:
-    """Start ``lastword serve`` as its users do, give its URL, kill it in the end (SIGKILL)."""
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in (COMMON | settings).items()]
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *SERVE, *options, stderr=out, stdout=out
-        )
-    try:
-        yield await _url(log)
-    finally:
-        process.kill()
-        await process.wait()
-
-
-@asynccontextmanager
 async def killed_fork(log: Path, **settings: Any) -> AsyncIterator[str]:
-    """Do the same without a second of imports: the process is forked from one that has them."""
+    """Start a proxy, give its URL, kill it in the end (SIGKILL).
+
+    It takes no second of imports: the process is forked from one that has them.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, *IMPORTS])
     process = context.Process(target=_serve, args=(str(log), COMMON | settings))

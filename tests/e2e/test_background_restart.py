@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import random
+import signal
 import sqlite3
 from contextlib import AsyncExitStack, closing
 from typing import TYPE_CHECKING, Literal, cast
@@ -33,7 +34,8 @@ from tests.e2e.background import (
     refusal,
     replay,
 )
-from tests.e2e.crash import killed, killed_fork
+from tests.e2e.crash import killed_fork
+from tests.e2e.process import lastword_process
 from tests.e2e.wire import RESPONSES, post_stream
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import response_object
@@ -217,17 +219,19 @@ async def stored(path: Path, response_id: str) -> None:
 async def test_killed_as_its_users_start_it(tmp_path: Path, fake: FakeVllm) -> None:
     """``python -m proxy serve`` killed in mid-stream and started again, in both modes."""
     api = FakeResponsesApi(fake, gated=True)
-    common = {"upstream": fake.url, "store": f"sqlite:{tmp_path / 'copies.db'}"}
+    store = f"sqlite:{tmp_path / 'copies.db'}"
     whole = expected(response_id="up")
     async with (
-        killed(tmp_path / "1.log", background="upstream", **common) as url,
-        creating(url, gated=fake, request_id="up") as follower,
+        lastword_process(fake.url, background="upstream", store=store) as proxy,
+        creating(proxy.url, gated=fake, request_id="up") as follower,
     ):
         api.step("up", 3)
         assert await follower.read(4) == whole[:4]
         await stored(tmp_path / "copies.db", "up")
+        await proxy.stop(signal.SIGKILL)
     api.step("up", 100)
-    async with killed(tmp_path / "2.log", background="proxy", **common) as url:
+    async with lastword_process(fake.url, background="proxy", store=store) as proxy:
+        url = proxy.url
         assert blocks((await replay(url, 3, response_id="up")).body) == whole[4:]
         assert blocks((await replay(url, response_id="up")).body) == whole
         assert (await create(url, stream=False, request_id="up")).status == 400

@@ -6,11 +6,13 @@ import asyncio
 import json
 import signal
 import sys
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
+from tests.e2e.process import lastword_process
 from tests.e2e.wire import RESPONSES, connect, exchange
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import stream, vllm_events
@@ -20,51 +22,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import StartLastword
+    from tests.e2e.process import LastwordProcess
     from tests.e2e.wire import Answer, Wire
     from tests.fake_vllm import FakeVllm
+
+    Serve = Callable[..., Awaitable[LastwordProcess]]
 
 EVENTS = vllm_events()
 
 
-class Process:
-    """A real ``lastword serve``."""
-
-    def __init__(self, process: asyncio.subprocess.Process, url: str, admin: str) -> None:
-        self.process = process
-        self.url = url
-        self.admin = admin
-
-    async def exit_status(self) -> int:
-        """Wait until it has ended."""
-        async with asyncio.timeout(15):
-            return await self.process.wait()
-
-
 @pytest.fixture
-async def serve(fake: FakeVllm) -> AsyncIterator[Callable[..., Awaitable[Process]]]:
+async def serve(fake: FakeVllm) -> AsyncIterator[Serve]:
     """Give a function that starts the real command in front of the fake."""
-    started: list[asyncio.subprocess.Process] = []
+    async with AsyncExitStack() as started:
 
-    async def start(**settings: Any) -> Process:
-        quiet = {"port": 0, "admin_port": 0, "heartbeat_s": 0, "ready_needs_upstream": False}
-        options: dict[str, Any] = quiet | settings
-        args = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "proxy", "serve", f"--upstream={fake.url}"),
-            *("--log-format=json", *args),
-            stderr=asyncio.subprocess.PIPE,
-        )
-        started.append(process)
-        assert process.stderr is not None
-        async with asyncio.timeout(15):
-            ready = json.loads(await process.stderr.readline())
-        return Process(process, ready["url"], ready["admin"])
+        async def start(**settings: Any) -> LastwordProcess:
+            return await started.enter_async_context(lastword_process(fake.url, **settings))
 
-    yield start
-    for process in started:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+        yield start
 
 
 async def read_events(wire: Wire, answer: Answer, events: int) -> None:
@@ -79,17 +54,14 @@ async def not_ready(client: httpx.AsyncClient, admin: str) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_idle_proxy_exits_with_0(serve: Callable[..., Awaitable[Process]]) -> None:
+async def test_idle_proxy_exits_with_0(serve: Serve) -> None:
     """Without requests SIGTERM ends the process at once, as does SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):
         proxy = await serve()
-        proxy.process.send_signal(number)
-        assert await proxy.exit_status() == 0
+        assert await proxy.stop(number) == 0
 
 
-async def test_running_stream_may_finish(
-    fake: FakeVllm, serve: Callable[..., Awaitable[Process]]
-) -> None:
+async def test_running_stream_may_finish(fake: FakeVllm, serve: Serve) -> None:
     """Within the grace a running stream goes on to its end; new requests are 503."""
     proxy = await serve(shutdown_grace_s=20)
     fake.script(stream(EVENTS, gated=True))
@@ -98,10 +70,10 @@ async def test_running_stream_may_finish(
         await wire.post()
         answer = await wire.head()
         answer.chunks.append(await wire.chunk())
-        proxy.process.send_signal(signal.SIGTERM)
+        proxy.child.send_signal(signal.SIGTERM)
         async with asyncio.timeout(10), httpx.AsyncClient(trust_env=False) as client:
-            await not_ready(client, proxy.admin)
-            assert (await client.get(f"{proxy.admin}/livez")).status_code == 200
+            await not_ready(client, proxy.admin_url)
+            assert (await client.get(f"{proxy.admin_url}/livez")).status_code == 200
         await later.post()
         refused = await later.answer()
         assert refused.status == 503
@@ -119,7 +91,7 @@ async def test_running_stream_may_finish(
 async def test_what_is_left_is_ended_properly(
     again: bool,  # noqa: FBT001 - a parameter
     fake: FakeVllm,
-    serve: Callable[..., Awaitable[Process]],
+    serve: Serve,
 ) -> None:
     """After the grace, or a second signal, a stream ends with response.failed that says why."""
     proxy = await serve(shutdown_grace_s=30 if again else 0.2)
@@ -128,11 +100,11 @@ async def test_what_is_left_is_ended_properly(
         await wire.post()
         answer = await wire.head()
         await read_events(wire, answer, 2)
-        proxy.process.send_signal(signal.SIGTERM)
+        proxy.child.send_signal(signal.SIGTERM)
         if again:
             async with asyncio.timeout(10), httpx.AsyncClient(trust_env=False) as client:
-                await not_ready(client, proxy.admin)
-            proxy.process.send_signal(signal.SIGTERM)
+                await not_ready(client, proxy.admin_url)
+            proxy.child.send_signal(signal.SIGTERM)
         await wire.body(answer)
     assert answer.ending == "cut"
     failed = answer.body.removeprefix(b"".join(EVENTS[:2]))
@@ -143,7 +115,7 @@ async def test_what_is_left_is_ended_properly(
 
 @pytest.mark.parametrize("background", ["proxy", "upstream"])
 async def test_runs_at_shutdown(
-    background: str, tmp_path: Path, fake: FakeVllm, serve: Callable[..., Awaitable[Process]]
+    background: str, tmp_path: Path, fake: FakeVllm, serve: Serve
 ) -> None:
     """A run of the proxy's own fails; one that vLLM makes is left to it, without a false ending."""
     api = FakeResponsesApi(fake, gated=True)
@@ -160,7 +132,7 @@ async def test_runs_at_shutdown(
         api.step("r", 3)
         answer = await wire.head()
         await read_events(wire, answer, 3)
-        proxy.process.send_signal(signal.SIGTERM)
+        proxy.child.send_signal(signal.SIGTERM)
         await wire.body(answer)
     assert answer.ending == "clean"
     assert await proxy.exit_status() == 0
@@ -200,13 +172,15 @@ async def test_drain_waits_until_empty(fake: FakeVllm, lastword: StartLastword) 
     assert answer.ending == "clean"
 
 
-async def test_lastword_drain(fake: FakeVllm, lastword: StartLastword) -> None:
-    """The command drains a running proxy, and says so if there is none."""
+async def test_lastword_drain(
+    fake: FakeVllm, lastword: StartLastword, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command drains a running proxy where it is told, or its environment tells, to look."""
     proxy = await lastword()
 
-    async def drain(url: str) -> tuple[int | None, bytes]:
+    async def drain(*args: str) -> tuple[int | None, bytes]:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "proxy", "drain", "--admin", url),
+            *(sys.executable, "-m", "proxy", "drain", *args),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
@@ -214,10 +188,13 @@ async def test_lastword_drain(fake: FakeVllm, lastword: StartLastword) -> None:
             out, _ = await process.communicate()
         return process.returncode, out
 
-    assert await drain(proxy.admin_url) == (0, b"drained\n")
-    status, out = await drain("http://127.0.0.1:1")
+    assert await drain("--admin", proxy.admin_url) == (0, b"drained\n")
+    status, out = await drain("--admin", "http://127.0.0.1:1")
     assert status == 2
     assert b"could not be asked to drain" in out
+    monkeypatch.setenv("LASTWORD_ADMIN_HOST", "0.0.0.0")  # noqa: S104 - all addresses: also this one
+    monkeypatch.setenv("LASTWORD_ADMIN_PORT", proxy.admin_url.rpartition(":")[2])
+    assert await drain() == (0, b"drained\n")
 
 
 async def test_drain_delay(fake: FakeVllm, lastword: StartLastword) -> None:
