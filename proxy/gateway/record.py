@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["ANSWERED", "NAME_LENGTH", "REFUSED", "Observer", "Record", "brief", "trace_id"]
 
 ANSWERED = "answered"
-"""The outcome of a request whose answer is no stream that was looked at."""
+"""The outcome of an answer that is no stream that was looked at, and of a closed WebSocket."""
 REFUSED = "refused"
 """The outcome of a request that the proxy answered with an error of its own."""
 
@@ -79,7 +79,7 @@ class Observer(Protocol):
         """Take note of a replay: from a ``copy_live``, a ``copy_stored`` or from ``upstream``."""
 
     def upstream_failed(self, kind: str) -> None:
-        """Take note of a request that upstream could not be asked or did not answer."""
+        """Take note that upstream could not be asked, did not answer, or left a WebSocket."""
 
     def limit_reached(self, limit: str) -> None:
         """Take note of a request that was turned away because the setting ``limit`` is reached."""

@@ -81,7 +81,15 @@ class Relay:
             origin_host=client.origin_host if settings.upstream_host == "upstream" else None,
             default_host=client.origin_host,
         )
-        self._websockets = WebSocketRelay(settings, client, self._forwarding, self._routes, drain)
+        self._websockets = WebSocketRelay(
+            settings,
+            client,
+            self._forwarding,
+            self._routes,
+            observer=observer,
+            drain=drain,
+            slots=slots,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; every error becomes an answer or a cut, and a log line."""

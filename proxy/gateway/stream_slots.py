@@ -14,7 +14,7 @@ __all__ = ["StreamSlots"]
 
 
 class StreamSlots:
-    """Count the requests on the two Responses routes, and what else runs by ``others``.
+    """Count the requests on the two Responses routes, WebSockets, and what else runs by ``others``.
 
     With ``limit`` None there is no limit.
     """

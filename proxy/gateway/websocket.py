@@ -13,7 +13,9 @@ from websockets.http11 import Request
 from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 
+from proxy.core.outcome import Outcome
 from proxy.errors import BadRequestError
+from proxy.gateway.record import ANSWERED
 from proxy.upstream.headers import response_headers, values
 from proxy.upstream.websocket import HANDSHAKE_HEADERS, SWITCHING_PROTOCOLS
 from proxy.upstream.websocket_peer import FRAME_LIMITS, QUIET, WebSocketPeer, join
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
     from proxy.gateway.downstream import Downstream
     from proxy.gateway.drain import Drain
+    from proxy.gateway.record import Observer
     from proxy.gateway.routes import ResponsesRoutes
+    from proxy.gateway.stream_slots import StreamSlots
     from proxy.gateway.upgrade import Upgrade
     from proxy.settings import Settings
     from proxy.upstream.client import UpstreamClient
@@ -44,21 +48,30 @@ class WebSocketRelay:
         client: UpstreamClient,
         forwarding: Forwarding,
         routes: ResponsesRoutes,
+        *,
+        observer: Observer,
         drain: Drain,
+        slots: StreamSlots,
     ) -> None:
         self._stall_s = settings.write_stall_s
         self._client = client
         self._forwarding = forwarding
         self._routes = routes
+        self._observer = observer
         self._drain = drain
+        self._slots = slots
 
     async def serve(self, down: Downstream, upgrade: Upgrade) -> None:
         """Serve one handshake and what follows, until both connections are gone.
 
         Upstream's refusal is the answer, except where responses are created: that is 426, by which
-        Codex goes on over HTTP at once. Raises ``RequestError`` for everything that fails before
-        the client was answered.
+        Codex goes on over HTTP at once. It takes one of the slots for streams. Raises
+        ``RequestError`` for everything that fails before the client was answered.
         """
+        with self._slots.one():
+            await self._serve(down, upgrade)
+
+    async def _serve(self, down: Downstream, upgrade: Upgrade) -> None:
         accept, subprotocols = _check_handshake(down.headers)
         headers = self._forwarding.request_headers(
             down.headers,
@@ -99,6 +112,7 @@ class WebSocketRelay:
         transport, early = upgrade.switch(
             [*agreed, *_headers_down(handshake.headers, down.request_id)]
         )
+        down.record.status = SWITCHING_PROTOCOLS
         client = WebSocketPeer(
             transport,
             ServerProtocol(state=OPEN, max_size=FRAME_LIMITS, logger=QUIET),
@@ -107,22 +121,42 @@ class WebSocketRelay:
             stall_s=self._stall_s,
         )
         upstream = handshake.peer(stall_s=self._stall_s)
-        with self._drain.stream(_Joined(client, upstream)):
+        both = _Joined(client, upstream)
+        with self._drain.stream(both):
             await join(client, upstream, early)
+        record = down.record
+        record.outcome = both.outcome
         if upstream.failure is not None:
-            log.warning("a WebSocket was lost", error=upstream.failure, path=down.path)
+            self._observer.upstream_failed("broken")
+            log.warning(
+                "a WebSocket was lost",
+                error=upstream.failure,
+                route=record.route,
+                request_id=record.request_id,
+            )
 
 
 class _Joined:
     """Both sides of a WebSocket, for the drain."""
 
-    def __init__(self, *peers: WebSocketPeer) -> None:
-        self._peers = peers
+    def __init__(self, client: WebSocketPeer, upstream: WebSocketPeer) -> None:
+        self._client = client
+        self._upstream = upstream
+        self._stopped = False
+
+    @property
+    def outcome(self) -> str:
+        """How it ended: by a close frame, or by whose fault without one."""
+        if self._upstream.failure is not None:
+            return Outcome.LOST
+        if self._client.failure is not None:
+            return Outcome.CLIENT_GONE
+        return Outcome.STOPPED if self._stopped else ANSWERED
 
     def stop(self, reason: str) -> None:
         """Tell both sides that this end is going away."""
-        for peer in self._peers:
-            peer.close(CloseCode.GOING_AWAY, reason)
+        for peer in (self._client, self._upstream):
+            self._stopped = peer.close(CloseCode.GOING_AWAY, reason) or self._stopped
 
 
 def _check_handshake(headers: Pairs) -> tuple[bytes, list[Subprotocol]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.e2e.background import create, replay
 from tests.e2e.crash import killed_fork
+from tests.e2e.websocket import REALTIME, closed, joined, received, websocket_upstream
 from tests.e2e.wire import RESPONSES, STREAM, connect, exchange, post_stream
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import answer, event, response_object, stream, vllm_events
@@ -61,7 +62,7 @@ class Log:
 async def logging(tmp_path: Path, fake: FakeVllm, **settings: Any) -> AsyncIterator[Log]:
     """Run a proxy in a process of its own, and read its log."""
     path = tmp_path / "log"
-    async with killed_fork(path, upstream=fake.url, **{"background": "pass"} | settings) as url:
+    async with killed_fork(path, **{"upstream": fake.url, "background": "pass"} | settings) as url:
         yield Log(path, url)
 
 
@@ -98,8 +99,10 @@ async def test_other_requests(tmp_path: Path, fake: FakeVllm) -> None:
     """What passes, what is refused, and what nobody waits for any more: a line each."""
     fake.handler = answer(200, body=b"[]")
     async with logging(tmp_path, fake) as log:
-        for path in ("/v1/models?api_key=SECRET", "/SECRET/x", f"{RESPONSES}/resp_x", "//SECRET"):
+        for path in ("/v1/models?api_key=SECRET", "/SECRET/x", f"{RESPONSES}/resp_x"):
             await exchange(log.url, "GET", path, NAMED)
+        unreadable = [*NAMED, ("Content-Encoding", "SECRET")]
+        await exchange(log.url, "POST", RESPONSES, unreadable, STREAM)
         lines = await log.requests(4)
         known = {"method": "GET", "request_id": "mine", "trace_id": TRACE}
         passed = known | {"status": 200, "outcome": "answered", "bytes": 2}
@@ -107,7 +110,11 @@ async def test_other_requests(tmp_path: Path, fake: FakeVllm) -> None:
         assert lines[1] == passed | {"route": "other"}
         assert lines[2] == passed | {"route": RESPONSES + "/{id}", "response_id": "resp_x"}
         assert lines[3].pop("bytes") > 0
-        assert lines[3] == known | {"route": "other", "status": 400, "outcome": "refused"}
+        refused = {"method": "POST", "route": RESPONSES, "status": 415, "outcome": "refused"}
+        assert lines[3] == known | refused
+        await exchange(log.url, "GET", "//SECRET", NAMED)  # ended before it was a request
+        (line,) = log.lines("a request was refused")
+        assert (line["status"], line["level"]) == (400, "info")
 
         fake.handler = stream(EVENTS[:2], ending="hang")
         async with connect(log.url) as wire:
@@ -128,6 +135,36 @@ async def test_other_requests(tmp_path: Path, fake: FakeVllm) -> None:
         failed = (await log.requests(7))[6]
         assert (failed["outcome"], failed["status"]) == ("refused", 502)
         assert [line["level"] for line in log.lines("upstream failed")] == ["warning"]
+
+
+async def test_websockets(no_task_left: None, fake: FakeVllm, tmp_path: Path) -> None:
+    """A WebSocket is a line at its end, which says who ended it, and how."""
+    async with (
+        websocket_upstream() as upstream,
+        logging(tmp_path, fake, upstream=upstream.url) as log,
+    ):
+        for number, outcome in enumerate(("answered", "lost", "client_gone"), 1):
+            headers = dict([*NAMED, *SECRETS])
+            async with joined(
+                log, upstream, f"{REALTIME}?key=SECRET", additional_headers=headers
+            ) as (client, server):
+                await client.send("SECRET")
+                assert await received(server) == "SECRET"
+                if outcome == "answered":
+                    await server.close(1000, "SECRET")
+                else:
+                    (server if outcome == "lost" else client).transport.abort()
+                await closed(client if outcome == "lost" else server)
+            assert (await log.requests(number))[-1] == {
+                "method": "GET",
+                "route": "other",
+                "status": 101,
+                "outcome": outcome,
+                "request_id": "mine",
+                "trace_id": TRACE,
+            }
+        (lost,) = log.lines("a WebSocket was lost")
+        assert (lost["level"], lost["request_id"]) == ("warning", "mine")
 
 
 async def test_warnings(tmp_path: Path, fake: FakeVllm) -> None:

@@ -22,6 +22,7 @@ from tests.e2e.websocket import (
     websocket_upstream,
 )
 from tests.e2e.wire import connect, exchange
+from tests.prometheus import total, until_total
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -154,6 +155,31 @@ async def test_side_that_is_lost_closes_the_other(
         assert await closed(other) == (
             want if side == "client" else (1011, "The upstream server was lost.")
         )
+
+
+@SIDES
+async def test_websocket_counts_until_it_is_gone(
+    side: Side, upstream: Upstream, lastword: StartLastword
+) -> None:
+    """It takes one of ``max_streams``; one that upstream broke off is upstream's error."""
+    proxy = await lastword(upstream=upstream.url, max_streams=1)
+    async with joined(proxy, upstream) as ends:
+        lost, other = ends if side == "client" else ends[::-1]
+        assert await total(proxy.admin_url, "lastword_stream_slots") == 1
+        assert await total(proxy.admin_url, "lastword_active_streams") == 1
+        for headers in (HANDSHAKE, []):
+            target = REALTIME if headers else "/v1/responses/resp_1"
+            refused = await exchange(proxy.url, "GET", target, headers)
+            assert (refused.status, refused.values("retry-after")) == (503, [b"1"])
+        lost.transport.abort()
+        await closed(other)
+    await until_total(proxy.admin_url, 0, "lastword_stream_slots")
+    assert await total(proxy.admin_url, "lastword_limit_reached_total", limit="max_streams") == 2
+    broken = await total(proxy.admin_url, "lastword_upstream_errors_total", kind="broken")
+    assert broken == await total(proxy.admin_url, "lastword_upstream_errors_total")
+    assert broken == (side == "upstream")
+    async with joined(proxy, upstream):
+        assert await total(proxy.admin_url, "lastword_stream_slots") == 1
 
 
 @SIDES

@@ -12,6 +12,7 @@ from websockets.utils import accept_key
 from tests.e2e.websocket import HANDSHAKE, REALTIME, dial, websocket_upstream
 from tests.e2e.wire import RESPONSES, Answer, connect, exchange
 from tests.fake_scripts import JSON, answer, close_without_answer, garbage, hang
+from tests.prometheus import total
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -229,6 +230,10 @@ async def test_handshake_that_fails_upstream(
         assert (got.status, got.json()["error"]["code"]) == (status, status)
         assert said in got.json()["error"]["message"]
     await fake.until(lambda: not fake.open)
+    kind = "no_answer" if script is hang else "broken"
+    failed = await total(proxy.admin_url, "lastword_upstream_errors_total", kind=kind)
+    assert failed == (2 if script is garbage else 1)
+    assert await total(proxy.admin_url, "lastword_upstream_errors_total") == failed
 
 
 async def test_interim_answer_is_no_refusal(fake: FakeVllm, lastword: StartLastword) -> None:

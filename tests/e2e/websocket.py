@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from websockets.asyncio.client import connect as connect_websocket
 from websockets.asyncio.server import serve
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from websockets.asyncio.connection import Connection
     from websockets.asyncio.server import ServerConnection
 
-    from tests.conftest import Lastword
+
+class Listening(Protocol):
+    """Whatever has a traffic port."""
+
+    url: str
+
 
 REALTIME = "/v1/realtime"
 HANDSHAKE = [
@@ -60,7 +65,7 @@ async def websocket_upstream(**options: Any) -> AsyncIterator[Upstream]:
         yield upstream
 
 
-def dial(proxy: Lastword, target: str = REALTIME, **options: Any) -> connect_websocket:
+def dial(proxy: Listening, target: str = REALTIME, **options: Any) -> connect_websocket:
     """Return a client of the proxy, to be awaited or entered."""
     url = proxy.url.replace("http://", "ws://") + target
     defaults: dict[str, Any] = {"proxy": None, "max_size": None, "ping_interval": None}
@@ -69,10 +74,10 @@ def dial(proxy: Lastword, target: str = REALTIME, **options: Any) -> connect_web
 
 @asynccontextmanager
 async def joined(
-    proxy: Lastword, upstream: Upstream, **options: Any
+    proxy: Listening, upstream: Upstream, target: str = REALTIME, **options: Any
 ) -> AsyncIterator[tuple[ClientConnection, ServerConnection]]:
     """Give both ends of one relayed WebSocket."""
-    async with dial(proxy, **options) as client:
+    async with dial(proxy, target, **options) as client:
         server = await upstream.accept()
         try:
             yield client, server
