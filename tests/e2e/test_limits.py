@@ -13,6 +13,7 @@ from tests.e2e.background import api_of, cancel, creating, metric
 from tests.e2e.wire import RESPONSES, STREAM, Answer, connect, exchange, post_stream
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import EVENT_STREAM, echo, stream, vllm_events
+from tests.prometheus import total
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ KIB = 1024
 MIB = 1024 * KIB
 HELD = "lastword_buffered_bytes"
 OVERLONG = "lastword_overlong_events_total"
+TURNED_AWAY = "lastword_limit_reached_total"
 
 
 def assert_full(answer: Answer, limit: str) -> None:
@@ -55,8 +57,8 @@ async def test_body_that_finds_no_room_is_503(fake: FakeVllm, lastword: StartLas
         await wire.send(b"x" * 50 * KIB)
         assert (await wire.answer()).status == 200
     assert (await post_stream(proxy.url, b"y" * 150 * KIB)).status == 200
-    name = 'lastword_limit_reached_total{limit="max_buffered_bytes"}'
-    assert await metric(proxy.admin_url, name) == 1
+    assert await total(proxy.admin_url, TURNED_AWAY, limit="max_buffered_bytes") == 1
+    assert await total(proxy.admin_url, TURNED_AWAY) == 1
     assert await metric(proxy.admin_url, HELD) == 0
 
 
@@ -187,8 +189,7 @@ async def test_streams_beyond_the_limit_are_503(fake: FakeVllm, lastword: StartL
         await settled(proxy.admin_url, "lastword_stream_slots", 1)
         fake.script(echo)
         assert (await post_stream(proxy.url)).status == 200
-    name = 'lastword_limit_reached_total{limit="max_streams"}'
-    assert await metric(proxy.admin_url, name) == 2
+    assert await total(proxy.admin_url, TURNED_AWAY, limit="max_streams") == 2
 
 
 async def test_running_background_response_counts(fake: FakeVllm, lastword: StartLastword) -> None:

@@ -72,7 +72,7 @@ async def test_open_files_run_out(fake: FakeVllm, tmp_path: Path) -> None:
 
 async def test_enough_open_files_are_no_warning(fake: FakeVllm, tmp_path: Path) -> None:
     """What ``max_streams`` allows fits: nothing is said."""
-    settings = {"background": "pass", "max_streams": 28}
+    settings = {"background": "pass", "max_streams": 28, "ready_needs_upstream": False}
     async with running_proxy(fake.port, tmp_path / "log", settings, open_files=OPEN_FILES) as proxy:
         assert not [line for line in proxy.log() if line["event"].startswith(WARNING)]
 

@@ -50,8 +50,8 @@ import logging
 from proxy import cli
 from proxy.operations import logs
 configure = logs.configure_logs
-def loud(log_format):
-    configure(log_format)
+def loud(log_format, log_level):
+    configure(log_format, log_level)
     known = logging.root.manager.loggerDict
     for name in (None, "uvicorn", "asyncio", "httpx", "websockets", "websockets.server", *known):
         if name != "lastword.websocket":
@@ -199,13 +199,14 @@ async def test_no_secret_is_told(
     background: str, log_format: str, fake: FakeVllm, tmp_path: Path
 ) -> None:
     """Not in logs, metrics, settings or errors, however loud the log and whatever goes wrong."""
-    limits = {
+    limits: dict[str, Any] = {
         "upstream_idle_s": 0.3,
         "upstream_down_s": 0.2,
         "max_request_body_bytes": 100_000,
         "max_event_bytes": 5000,
     }
-    settings = limits | {"background": background, "log_format": log_format}
+    log = {"log_format": log_format, "log_level": "debug"}
+    settings = limits | log | {"background": background}
     if background != "pass":
         settings["store"] = f"sqlite:{tmp_path}/copies.db"
     async with lastword_process(fake.url, command=("-c", LOUD), **settings) as proxy:
