@@ -362,6 +362,6 @@ def _response_of(blocks: list[Block]) -> bytes | None:
     """Return the first response object that the blocks hold."""
     for block in blocks:
         payload = read_payload(parse_event(block.raw).payload())
-        if payload is not None and payload.response is not None:
-            return bytes(payload.response)
+        if payload is not None and payload.has_response:
+            return payload.response()
     return None

@@ -9,9 +9,9 @@ import msgspec
 from proxy.core.event_stream import parse_event
 from proxy.core.json_edit import (
     NotAnObjectError,
+    decode_object,
     decode_string,
     member_spans,
-    readable,
     remove_member,
     set_member,
 )
@@ -27,7 +27,6 @@ __all__ = [
     "truth",
 ]
 
-_DATA = b"\ndata: "
 _TRUE = frozenset({"true", "1", "on", "yes", "t", "y"})
 _FALSE = frozenset({"false", "0", "off", "no", "f", "n"})
 
@@ -75,8 +74,8 @@ def truth(text: str) -> bool | None:
 def read_create(body: bytes) -> CreateRequest | None:
     """Read what matters of a create request's body; None if it is no JSON object."""
     try:
-        members = _members.decode(readable(body))
-    except (msgspec.MsgspecError, RecursionError, NotAnObjectError):
+        members = decode_object(_members, body)
+    except NotAnObjectError:
         return None
     return CreateRequest(
         background=_flag(members.background) is True,
@@ -139,31 +138,15 @@ def as_queued(response: bytes) -> bytes:
 def error_message(response: bytes) -> str | None:
     """Return what a response object's ``error`` says, or None."""
     try:
-        failed = _failed.decode(readable(response))
-    except (msgspec.MsgspecError, RecursionError, NotAnObjectError):
+        failed = decode_object(_failed, response)
+    except NotAnObjectError:
         return None
     return failed.error.message if failed.error is not None else None
 
 
-def _payload(block: bytes) -> bytes:
-    """Return a block's data; of the shape that vLLM writes without a look at every field."""
-    first = block.find(b"\ndata")
-    begin = first + len(_DATA)
-    if (
-        block.startswith(b"event: ")
-        and block.startswith(_DATA, first)
-        and block.find(b"\n", begin) == len(block) - len(b"\n\n")
-        and b"\r" not in block
-    ):
-        return block[begin:-2]
-    return parse_event(block).payload()
-
-
 def sequence_number(block: bytes) -> int | None:
     """Return the number of an event, or None if the block has none."""
-    if block.find(b"sequence_number") < 0 and block.find(b"\\u") < 0:
-        return None
     try:
-        return _numbered.decode(readable(_payload(block))).sequence_number
-    except (msgspec.MsgspecError, RecursionError, NotAnObjectError):
+        return decode_object(_numbered, parse_event(block).payload()).sequence_number
+    except NotAnObjectError:
         return None

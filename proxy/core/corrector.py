@@ -129,9 +129,7 @@ class Corrector:
     @property
     def response(self) -> bytes | None:
         """The text of the response object last seen, or None before ``response.created``."""
-        if self._snapshot is None or self._snapshot.response is None:
-            return None
-        return bytes(self._snapshot.response)
+        return self._snapshot.response() if self._snapshot is not None else None
 
     def feed(self, chunk: bytes) -> bytes:
         """Take what upstream sent and return what is to be sent: whole events, maybe none."""
@@ -262,7 +260,7 @@ class Corrector:
         self.terminal = terminal
         self.contradiction = terminal.contradiction
         payload = terminal.payload
-        if payload is not None and payload.response is not None:
+        if payload is not None and payload.has_response:
             self._snapshot = payload
         return Seen(terminal.raw, self._note_number(payload))
 
@@ -277,7 +275,7 @@ class Corrector:
         payload = read_payload(event.payload())
         if payload is None:
             return Seen(block)
-        if payload.response is not None:
+        if payload.has_response:
             self._snapshot = payload
         elif (payload.type or (event.name_value or b"").decode("utf-8", "replace")) == "error":
             self._error = payload

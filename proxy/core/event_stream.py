@@ -26,6 +26,7 @@ BOM = b"\xef\xbb\xbf"
 # or every CRLF would be two line ends.
 _BLANK_LINE = re.compile(rb"(?:\r\n|\r(?!\n)|\n)(?:\r\n?|\n)")
 _LINE_END = re.compile(rb"\r\n?|\n")
+_LINES_ONE_BY_ONE = 8
 _LF, _CR, _COLON, _SPACE = b"\n\r: "
 # A half event is put to account when it is longer than this, and then in steps of as much.
 _ACCOUNT_STEP_BYTES = 64 * 1024
@@ -194,8 +195,7 @@ class EventStreamDecoder:
             return match.end() if match else -1
         scan = max(begin, self._scanned)
         if not self._has_cr:
-            found = buffer.find(b"\n\n", scan)
-            return found + 2 if found >= 0 else -1
+            return _end_of_lines(buffer, scan)
         match = _BLANK_LINE.search(buffer, scan)
         return match.end() if match else -1
 
@@ -211,6 +211,21 @@ class EventStreamDecoder:
         del buffer[:-keep]
         self._scanned = 0
         return piece
+
+
+def _end_of_lines(buffer: bytearray, scan: int) -> int:
+    """Tell where the first blank line from ``scan`` on ends, all lines ending in LF; -1 if none.
+
+    A search for one byte is thirty times as fast as one for two, and a large event may be one
+    line: so the first lines are looked at one by one.
+    """
+    for _ in range(_LINES_ONE_BY_ONE):
+        scan = buffer.find(b"\n", scan)
+        if scan < 0 or buffer[scan + 1 : scan + 2] == b"\n":
+            return scan + 2 if scan >= 0 else -1
+        scan += 1
+    found = buffer.find(b"\n\n", scan)
+    return found + 2 if found >= 0 else -1
 
 
 class Event(NamedTuple):

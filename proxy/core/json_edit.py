@@ -9,7 +9,7 @@ have it (RFC 8259, section 4, leaves it open; every client reads it so).
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NotAnObjectError",
+    "decode_object",
     "decode_string",
     "member_spans",
-    "readable",
     "remove_member",
     "set_member",
 ]
+
+T = TypeVar("T")
 
 _WHITESPACE = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
@@ -45,20 +47,34 @@ class NotAnObjectError(ValueError):
     """The text is not one JSON object in UTF-8."""
 
 
-def readable(text: bytes) -> bytes:
-    """Return ``text`` in a form of the same length that msgspec can read.
+def decode_object(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
+    """Return what ``decoder`` reads in one JSON object.
 
-    msgspec refuses escaped lone surrogates, which JSON's grammar allows and the clients take;
-    they are masked by U+FFFD.  Raises ``NotAnObjectError`` if the text is not UTF-8.
+    Escaped lone surrogates, which JSON's grammar allows and the clients take, read as U+FFFD.
+    Raises ``NotAnObjectError`` if the text is not UTF-8, not JSON, or not what the decoder's type
+    asks for.
     """
+    return _decode(decoder, text)[0]
+
+
+def _decode(decoder: msgspec.json.Decoder[T], text: bytes) -> tuple[T, bytes]:
+    """Return what ``decoder`` reads, and the text that it read: as long, maybe masked."""
     if not text.isascii():
         try:
-            text.decode()
+            text.decode()  # msgspec does not look into the strings that it skips
         except UnicodeDecodeError as error:
             raise NotAnObjectError("the text is not UTF-8") from error
-    if b"\\ud" in text or b"\\uD" in text:
-        return _ESCAPE.sub(_mask_lone_surrogate, text)
-    return text
+    try:
+        return decoder.decode(text), text
+    except (msgspec.MsgspecError, RecursionError) as error:
+        # It may have been a lone surrogate. To look for one first would cost as much as to decode.
+        if b"\\ud" not in text and b"\\uD" not in text:
+            raise NotAnObjectError(f"the text is not what it should be: {error}") from error
+    masked = _ESCAPE.sub(_mask_lone_surrogate, text)
+    try:
+        return decoder.decode(masked), masked
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise NotAnObjectError(f"the text is not what it should be: {error}") from error
 
 
 def _mask_lone_surrogate(match: re.Match[bytes]) -> bytes:
@@ -125,11 +141,7 @@ def remove_member(text: bytes, key: str) -> bytes:
 
 def _walk(text: bytes) -> Iterator[tuple[str, int, int, int]]:
     """Yield each member's key, where it begins, and where its value begins and ends."""
-    text = readable(text)
-    try:
-        members = _raw_members.decode(text)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise NotAnObjectError(f"the text is not a JSON object: {error}") from error
+    members, text = _decode(_raw_members, text)
     position = _skip_whitespace(text, _skip_whitespace(text, 0) + 1)
     while text[position] != _CLOSE:
         key_end = _end_of_string(text, position)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from proxy.core.event_stream import parse_event
-from proxy.core.json_edit import NotAnObjectError, member_spans, readable, set_member
+from proxy.core.json_edit import NotAnObjectError, decode_object, member_spans, set_member
 
 __all__ = ["OutputItems"]
 
@@ -43,8 +43,8 @@ class OutputItems:
         if b"response.output_item.done" not in block:
             return
         try:
-            done = _item_done.decode(readable(parse_event(block).payload()))
-        except (msgspec.MsgspecError, RecursionError, NotAnObjectError):
+            done = decode_object(_item_done, parse_event(block).payload())
+        except NotAnObjectError:
             return
         if done.type == "response.output_item.done":
             self._items[done.output_index] = bytes(done.item)

@@ -50,6 +50,8 @@ def plain_number(block: bytes) -> int | None:
     merely be written in another way than ``event: NAME``, ``data: JSON`` and a blank line, each
     ended by one LF.
     """
+    if len(block) > PLAIN_BYTES:
+        return None
     begin = block.find(_DATA)
     end = block.find(b"\n", begin + 7)
     if (
@@ -58,7 +60,6 @@ def plain_number(block: bytes) -> int | None:
         or block[:7] != b"event: "
         or block.find(b"\n", 0, begin) >= 0
         or _CR in block
-        or end > PLAIN_BYTES
     ):
         return None
     try:

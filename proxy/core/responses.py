@@ -20,13 +20,14 @@ any other terminal name   anything                 untouched
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from proxy.core.event_stream import Event, parse_event
-from proxy.core.json_edit import NotAnObjectError, decode_string, member_spans, readable
+from proxy.core.json_edit import NotAnObjectError, decode_object, decode_string, member_spans
 
 __all__ = [
     "COMPLETED",
@@ -53,18 +54,8 @@ _NAME_FOR_STATUS: Final = {
     "cancelled": FAILED,
 }
 _DONE: Final = b"[DONE]"
-_OPEN: Final = b"{"[0]
-
-
-class _Members(msgspec.Struct):
-    """The members of an event's payload that a relay asks for, undecoded."""
-
-    type: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    response: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    sequence_number: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    code: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    message: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+_TYPE_AT_THE_END: Final = re.compile(rb',"type":("[a-z_.]*")\}\Z')
+_TYPE_AT_THE_END_BYTES: Final = 64
 
 
 class _ResponseHead(msgspec.Struct):
@@ -73,7 +64,26 @@ class _ResponseHead(msgspec.Struct):
     model: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+class _Asked(msgspec.Struct):
+    """The members of an event's payload that a relay asks for, undecoded."""
+
+    type: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    sequence_number: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    code: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    message: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Members(_Asked):
+    response: _ResponseHead | msgspec.UnsetType = msgspec.UNSET
+
+
+class _AnyMembers(_Asked):
+    response: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
 _members = msgspec.json.Decoder(_Members)
+_any_members = msgspec.json.Decoder(_AnyMembers)
 _response_head = msgspec.json.Decoder(_ResponseHead)
 _integer = msgspec.json.Decoder(int)
 
@@ -82,12 +92,13 @@ _integer = msgspec.json.Decoder(int)
 class Payload:
     """What the top level of an event's JSON payload says; None where it says nothing usable.
 
-    ``response`` is the response object and ``error`` the ``error`` member, as text that is
-    still part of the event's (``bytes()`` copies it).
+    ``text`` is the payload itself, ``has_response`` whether it holds a response object, and
+    ``error`` the ``error`` member, as text that is still part of it (``bytes()`` copies it).
     """
 
+    text: bytes
     type: str | None
-    response: msgspec.Raw | None
+    has_response: bool
     response_id: str | None
     status: str | None
     model: str | None
@@ -96,18 +107,27 @@ class Payload:
     code: str | None
     message: str | None
 
+    def response(self) -> bytes:
+        """Return the text of the response object, which costs a look at the whole payload."""
+        begin, end = member_spans(self.text)["response"]
+        return self.text[begin:end]
+
 
 def read_payload(text: bytes) -> Payload | None:
-    """Read an event's payload without decoding what is not asked for; None if it is no object."""
+    """Read an event's payload without decoding what is not asked for; None if it is no object.
+
+    One look at it does, since it may be large: what the response says of itself is read with it.
+    """
     try:
-        members = _members.decode(readable(text))
-    except (msgspec.MsgspecError, RecursionError, NotAnObjectError):
+        members, head = _read_members(text)
+    except NotAnObjectError:
         return None
-    response = _object(members.response)
-    head = _read_head(response) if response is not None else _ResponseHead()
+    has_response = head is not None
+    head = head or _ResponseHead()
     return Payload(
+        text=text,
         type=_text(members.type),
-        response=response,
+        has_response=has_response,
         response_id=_text(head.id),
         status=_text(head.status),
         model=_text(head.model),
@@ -118,10 +138,20 @@ def read_payload(text: bytes) -> Payload | None:
     )
 
 
-def _object(raw: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw | None:
-    if isinstance(raw, msgspec.UnsetType) or memoryview(raw)[0] != _OPEN:
-        return None
-    return raw
+def _read_members(text: bytes) -> tuple[_Asked, _ResponseHead | None]:
+    """Read what is asked for, and the head of the response object if there is one."""
+    try:
+        members = decode_object(_members, text)
+    except NotAnObjectError:  # or a member "response" that is no object, which may be repeated
+        others = decode_object(_any_members, text)
+        if isinstance(others.response, msgspec.UnsetType):
+            return others, None
+        try:
+            return others, decode_object(_response_head, bytes(others.response))
+        except NotAnObjectError:
+            return others, None
+    response = members.response
+    return members, None if isinstance(response, msgspec.UnsetType) else response
 
 
 def _text(raw: msgspec.Raw | msgspec.UnsetType) -> str | None:
@@ -135,13 +165,6 @@ def _whole_number(raw: msgspec.Raw | msgspec.UnsetType) -> int | None:
         return _integer.decode(raw)
     except msgspec.MsgspecError:
         return None
-
-
-def _read_head(response: msgspec.Raw) -> _ResponseHead:
-    try:
-        return _response_head.decode(response)
-    except (msgspec.MsgspecError, RecursionError):  # pragma: no cover - it was read once
-        return _ResponseHead()
 
 
 def may_be_terminal(block: bytes) -> bool:
@@ -218,7 +241,7 @@ def _rename(event: Event, text: bytes, name: str) -> bytes:
     edits: list[tuple[int, int, bytes]] = []
     if event.name is not None and event.name_value == COMPLETED.encode():
         edits.append((*event.name, name.encode()))
-    span = member_spans(text).get("type")
+    span = _type_span(text)
     if span is not None and decode_string(text[span[0] : span[1]]) == COMPLETED:
         # A JSON string has no line ends in it, so it stands within one data line.
         begin = event.place(span[0])
@@ -231,3 +254,14 @@ def _rename(event: Event, text: bytes, name: str) -> bytes:
         position = end
     pieces.append(memoryview(raw)[position:])
     return b"".join(pieces)
+
+
+def _type_span(text: bytes) -> tuple[int, int] | None:
+    """Tell where the value of ``type`` stands in a payload that is known to be a JSON object.
+
+    vLLM writes it last. There it is told by the end of the text alone: a quote behind a comma and
+    before the letters of a key can only open that key, and what closes the text closes the object
+    that the key belongs to.
+    """
+    last = _TYPE_AT_THE_END.search(text, max(0, len(text) - _TYPE_AT_THE_END_BYTES))
+    return last.span(1) if last is not None else member_spans(text).get("type")

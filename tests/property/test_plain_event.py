@@ -75,7 +75,7 @@ def test_a_plain_event_is_nothing_else(block: bytes) -> None:
     payload = read_payload(event.payload())
     assert payload is not None
     assert payload.type not in {None, "error", "response.output_item.done"}
-    assert payload.response is None
+    assert not payload.has_response
     assert payload.error is None
     assert payload.sequence_number == (None if number == NO_NUMBER else number)
 
@@ -124,7 +124,7 @@ def test_most_of_what_vllm_sends_is_plain(capture: Capture) -> None:
         if payload is None or not block.endswith(b"\n\n"):
             continue
         tells = (
-            payload.response is not None
+            payload.has_response
             or payload.type in {None, "error", "response.output_item.done"}
             or payload.error is not None
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from proxy.core.json_edit import (
     NotAnObjectError,
+    decode_object,
     decode_string,
     member_spans,
-    readable,
     set_member,
 )
 
@@ -74,12 +75,23 @@ def test_not_an_object(text: bytes) -> None:
         member_spans(text)
 
 
-def test_readable_keeps_the_length() -> None:
-    """Masking lone surrogates moves no byte, and pairs of backslashes are no escapes."""
-    text = rb'"\ud83d\ude00 \\ud800 \uDFFF \\\ud800 x"'
+def test_lone_surrogates_are_read() -> None:
+    """As U+FFFD, and they move no byte; pairs of backslashes are no escapes."""
+    value = rb'"\ud83d\ude00 \\ud800 \uDFFF \\\ud800 x"'
+    text = b'{"a":%b,"b":1}' % value
 
-    assert len(readable(text)) == len(text)
-    assert readable(text) == rb'"\ud83d\ude00 \\ud800 \ufffd \\\ufffd x"'
+    read = decode_object(msgspec.json.Decoder(dict[str, str | int]), text)
+    assert read == {"a": "\U0001f600 \\ud800 \ufffd \\\ufffd x", "b": 1}
+    assert _values(text) == {"a": value, "b": b"1"}
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"a":"\xff"}', b"[]", b'{"a":1', b'{"a":"\\ud800}', b'{"a":[]}']
+)
+def test_what_is_not_asked_for_is_an_error(text: bytes) -> None:
+    """No UTF-8, no object, no JSON, or a member of another kind."""
+    with pytest.raises(NotAnObjectError):
+        decode_object(msgspec.json.Decoder(dict[str, str]), text)
 
 
 def test_decode_string() -> None:

@@ -166,4 +166,4 @@ def test_read_payload() -> None:
     wrong = read_payload(b'{"sequence_number":"7","response":[1]}')
     assert wrong is not None
     assert wrong.sequence_number is None
-    assert wrong.response is None
+    assert not wrong.has_response

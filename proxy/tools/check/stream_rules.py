@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from proxy.core.event_stream import parse_event
-from proxy.core.json_edit import NotAnObjectError, readable
+from proxy.core.json_edit import NotAnObjectError, decode_object
 from proxy.core.output_items import OutputItems
 from proxy.core.responses import read_payload
 from proxy.tools.check import questions
@@ -84,18 +84,18 @@ class ToldStream:
     def response(self) -> _Response:
         """The response object of the last event; ``NotAskedError`` if it cannot be read."""
         payload = self.terminal.payload
-        if payload is None or payload.response is None:
+        if payload is None or not payload.has_response:
             raise NotAskedError("its last event holds no response object")
         try:
-            return _response.decode(payload.response)
+            return _response.decode(payload.response())
         except (msgspec.MsgspecError, RecursionError) as error:
             raise NotAskedError("the response object of its last event cannot be read") from error
 
 
 def _read(block: bytes) -> _Told | None:
     try:
-        return _told.decode(readable(parse_event(block).payload()))
-    except (msgspec.MsgspecError, RecursionError, NotAnObjectError):
+        return decode_object(_told, parse_event(block).payload())
+    except NotAnObjectError:
         return None
 
 
@@ -184,9 +184,9 @@ def _last_output(stream: ToldStream) -> Answer:
     for block in stream.blocks:
         items.take(block)
     payload = stream.terminal.payload
-    if payload is None or payload.response is None:
+    if payload is None or not payload.has_response:
         raise NotAskedError("its last event holds no response object")
-    response = bytes(payload.response)
+    response = payload.response()
     if items.fill(response) != response:
         return fault("holds less than the stream has told")
     return fine("what the stream has told")
