@@ -61,6 +61,7 @@ class Corrector:
         "_error",
         "_max_plain_bytes",
         "_observe",
+        "_quick",
         "_snapshot",
         "contradiction",
         "done",
@@ -81,6 +82,7 @@ class Corrector:
         self._observe = mode is not Mode.ON
         self._decoder = EventStreamDecoder(max_event_bytes, share=share)
         self._max_plain_bytes = min(max_event_bytes, PLAIN_BYTES)
+        self._quick = False  # whether the next chunk may be one plain event
         self._snapshot: Payload | None = None
         self._error: Payload | None = None
         self.terminal: Terminal | None = None
@@ -134,20 +136,20 @@ class Corrector:
     def feed(self, chunk: bytes) -> bytes:
         """Take what upstream sent and return what is to be sent: whole events, maybe none."""
         # Most chunks are one plain event, which passes as it is, without a copy.
-        if self.terminal is None and self._decoder.plain:
-            number = self._plain_number(chunk)
+        if self._quick and len(chunk) <= self._max_plain_bytes:
+            number = plain_number(chunk)
             if number is not None:
+                self.events += 1
+                if number != NO_NUMBER:
+                    self.last_sequence_number = number
                 return chunk
         out = b"".join([seen.raw for seen in self._feed(chunk)])
         return chunk if self._observe else out
 
     def feed_blocks(self, chunk: bytes) -> list[Seen]:
         """Do what ``feed`` does and return block by block what is to be sent."""
-        if self.terminal is None and self._decoder.plain:
-            number = self._plain_number(chunk)
-            if number is not None:
-                return [Seen(chunk, None if number == NO_NUMBER else number, plain=True)]
-        return self._feed(chunk)
+        seen = self._take_plain(chunk) if self._quick else None
+        return [seen] if seen is not None else self._feed(chunk)
 
     def finish(self) -> bytes:
         """Take the end of upstream's body and return what is to be sent before ours.
@@ -156,6 +158,7 @@ class Corrector:
         behind the terminal event the rest passes as it came, anything else is dropped: no
         client would dispatch it.
         """
+        self._quick = False
         rest = self._decoder.take_rest()
         if not rest or self._observe:
             return b""
@@ -229,19 +232,21 @@ class Corrector:
         return inner.code or code, inner.message or message
 
     def _feed(self, chunk: bytes) -> list[Seen]:
-        return [
-            seen for block in self._decoder.feed(chunk) if (seen := self._take(block)) is not None
-        ]
+        decoder = self._decoder
+        seen = [one for block in decoder.feed(chunk) if (one := self._take(block)) is not None]
+        self._quick = decoder.plain and self.terminal is None
+        return seen
 
-    def _plain_number(self, block: bytes) -> int | None:
-        """Count a plain event and return its number; None if ``block`` must be looked at."""
-        number = plain_number(block)
-        if number is None or len(block) > self._max_plain_bytes:
+    def _take_plain(self, block: bytes) -> Seen | None:
+        """Count a plain event and return it; None if ``block`` must be looked at."""
+        number = plain_number(block) if len(block) <= self._max_plain_bytes else None
+        if number is None:
             return None
         self.events += 1
-        if number != NO_NUMBER:
-            self.last_sequence_number = number
-        return number
+        if number == NO_NUMBER:
+            return Seen(block, plain=True)
+        self.last_sequence_number = number
+        return Seen(block, number, plain=True)
 
     def _take(self, block: bytes) -> Seen | None:
         """Look at one block and return it as it is to be sent; None if it is not."""
@@ -249,14 +254,14 @@ class Corrector:
             return Seen(block)
         if self.terminal is not None:
             return self._take_after_end(block)
-        number = self._plain_number(block)
-        if number is not None:
-            return Seen(block, None if number == NO_NUMBER else number, plain=True)
+        if (plain := self._take_plain(block)) is not None:
+            return plain
         terminal = judge(block) if may_be_terminal(block) else None
         return self._end_with(terminal) if terminal is not None else self._look_at(block)
 
     def _end_with(self, terminal: Terminal) -> Seen:
         self.events += 1
+        self._quick = False
         self.terminal = terminal
         self.contradiction = terminal.contradiction
         payload = terminal.payload

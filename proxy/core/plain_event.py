@@ -14,7 +14,8 @@ import msgspec
 __all__ = ["NO_NUMBER", "PLAIN_BYTES", "plain_number"]
 
 NO_NUMBER: Final = -(2**63)  # no stream numbers so
-PLAIN_BYTES: Final = 64 * 1024  # what is longer is rare, and a copy of it not cheap
+PLAIN_BYTES: Final = 64 * 1024
+"""The length up to which a look pays: what is longer is rare, and a copy of it not cheap."""
 
 _DATA: Final = b"\ndata: "
 _CR: Final = b"\r"[0]
@@ -34,12 +35,12 @@ _LOOKED_AT: Final = frozenset(
 class _Members(msgspec.Struct, gc=False):
     type: str = ""
     sequence_number: int = NO_NUMBER
-    response: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    # What tells of the response is left to the thorough look: anything but null is refused.
+    response: None = None
+    error: None = None
 
 
 _decode = msgspec.json.Decoder(_Members).decode
-_UNSET: Final = msgspec.UNSET
 
 
 def plain_number(block: bytes) -> int | None:
@@ -48,10 +49,8 @@ def plain_number(block: bytes) -> int | None:
     None says that ``block`` must be looked at, and nothing else: it may be terminal, an error,
     hold a response object or a finished item, be no event, several events or a part of one, or
     merely be written in another way than ``event: NAME``, ``data: JSON`` and a blank line, each
-    ended by one LF.
+    ended by one LF. ``block`` should not be longer than ``PLAIN_BYTES``.
     """
-    if len(block) > PLAIN_BYTES:
-        return None
     begin = block.find(_DATA)
     end = block.find(b"\n", begin + 7)
     if (
@@ -68,6 +67,4 @@ def plain_number(block: bytes) -> int | None:
         members = _decode(block[begin + 7 : end])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if members.type in _LOOKED_AT or members.response is not _UNSET or members.error is not _UNSET:
-        return None
-    return members.sequence_number
+    return None if members.type in _LOOKED_AT else members.sequence_number

@@ -156,9 +156,10 @@ class StreamRelay:
         self._silence.heard_at = self._time()
         corrector = self.corrector
         if corrector.terminal is None:
-            self._write(corrector.feed(chunk))
-            if self.corrector.terminal is not None:  # read anew: the chunk may have brought it
-                self._take_end()
+            whole = corrector.feed(chunk)
+            self._write(whole)
+            if whole is not chunk and self.corrector.terminal is not None:
+                self._take_end()  # a chunk that passes as it is has brought no end
         else:
             self._take_after_end(chunk)
 
