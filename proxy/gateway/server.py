@@ -34,6 +34,7 @@ BACKLOG = 2048
 CLIENT_KEEPALIVE_S = 75
 # What the server still waits when everything that could be ended properly has been.
 LAST_GRACE_S = 1
+_COLLECT_AFTER = 10_000  # objects made and not freed since, 700 by default
 # Files that are no stream's: listeners, the event loop, the store, logs, the admin port's clients.
 OWN_FILES = 64
 # What a proxy should be able to hold where --max-streams does not say.
@@ -171,8 +172,7 @@ async def serve(settings: Settings) -> None:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
-        gc.collect()
-        gc.freeze()  # what the start has made stays: no collection need look at it again
+        _calm_collector()
         log.info(
             "ready",
             url=proxy.url,
@@ -236,6 +236,17 @@ def _check_file_limit(files: int, wanted: int) -> None:
             streams=streams,
             wanted=wanted,
         )
+
+
+def _calm_collector() -> None:
+    """Let the garbage collector look less often, and never again at what the start has made.
+
+    A request leaves a few cycles of small objects; with Python's own threshold the collector takes
+    a fifteenth of the time of small requests.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER)
 
 
 def _is_loopback(host: str) -> bool:
