@@ -14,17 +14,36 @@ from proxy.store.sqlite import SqliteStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["open_store", "owner_secret"]
+__all__ = ["REDIS_SCHEMES", "open_store", "owner_secret"]
+
+REDIS_SCHEMES = ("redis", "rediss")
 
 
 def open_store(
-    url: str, limits: Limits | None = None, *, clock: Callable[[], float] = time.time
+    url: str,
+    limits: Limits | None = None,
+    *,
+    clock: Callable[[], float] | None = None,
+    prefix: str = "lastword:",
+    lease_s: float = 10.0,
 ) -> Store:
-    """Open ``memory:`` or ``sqlite:PATH``; raises ``StoreError`` with what to do about it."""
+    """Open ``memory:``, ``sqlite:PATH`` or ``redis://…``; raises ``StoreError`` with what to do.
+
+    ``prefix`` and ``lease_s`` are for stores that several processes share.
+    """
+    if url.partition(":")[0] in REDIS_SCHEMES:
+        try:
+            from proxy.store.redis import RedisStore  # noqa: PLC0415 - an extra of its own
+        except ImportError as error:
+            raise StoreError(
+                "The redis store needs a client that is not installed:"
+                " pip install 'lastword[redis]'."
+            ) from error
+        return RedisStore(url, limits, prefix=prefix, lease_s=lease_s, clock=clock)
     path = _sqlite_path(url)
     if path is None:
-        return MemoryStore(limits, clock=clock)
-    return SqliteStore(path, limits, clock=clock)
+        return MemoryStore(limits, clock=clock or time.time)
+    return SqliteStore(path, limits, clock=clock or time.time)
 
 
 def owner_secret(url: str) -> bytes:
@@ -47,8 +66,4 @@ def _sqlite_path(url: str) -> Path | None:
                 " sqlite:/var/lib/lastword/copies.db."
             )
         return Path(rest).expanduser().absolute()
-    if scheme in {"redis", "rediss"}:
-        raise StoreError(
-            "The redis store is not built in yet: use sqlite:PATH with one proxy, or memory:."
-        )
-    raise StoreError(f"The store {url!r} is unknown: use memory: or sqlite:PATH.")
+    raise StoreError(f"The store {url!r} is unknown: use memory:, sqlite:PATH or redis://HOST.")
