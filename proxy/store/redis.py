@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from proxy.store import (
     CopyInfo,
-    CopyLostError,
     Gone,
     Limits,
     StoreFullError,
@@ -20,16 +18,17 @@ from proxy.store import (
 from proxy.store.redis_keys import Keys, from_member, to_member
 from proxy.store.redis_leases import Leases
 from proxy.store.redis_link import Link
+from proxy.store.redis_reader import AT_ONCE, Arg, RedisReader
+from proxy.store.redis_replies import full, lost, read_info
 from proxy.store.redis_tail import Tail
 from proxy.store.redis_writer import RedisWriter
-from proxy.store.rows import decode_row, encode_row, rows
-from proxy.store.shared import Claimed, LeaseLostError, Taken
+from proxy.store.rows import encode_row, rows
+from proxy.store.shared import Claimed, Taken
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from proxy.store import Block, CopyKey
-    from proxy.store.redis_link import Call
     from proxy.store.shared import Listener, Watcher
 
 __all__ = ["RedisStore"]
@@ -39,16 +38,12 @@ _PATIENCE_S = 30.0
 """How long a batch waits for a server that is away, and a follower for news of its copy."""
 
 _STORE_BYTES = 1024 * 1024 * 1024
-_READ_BYTES = 1024 * 1024
-_AT_ONCE = 256
 _TRIES_FOR_ROOM = 100
 _KEYS_OUTLIVE_S = 60.0
 """The server removes an ended copy's keys so long after a proxy should have removed them."""
 
-_Arg = bytes | str | int | float
 
-
-class RedisStore:
+class RedisStore(RedisReader):
     """A store on the server at ``url``, shared by all processes that name the same ``prefix``.
 
     ``clock`` is for tests; without it the server's own clock counts, for every process alike.
@@ -63,13 +58,10 @@ class RedisStore:
         lease_s: float = 10.0,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._limits = limits or Limits()
+        super().__init__(Link(url), Keys(prefix), limits or Limits(), clock)
         given = self._limits.max_store_bytes
         self._max_bytes = _STORE_BYTES if given is None else given
         self._lease_s = lease_s
-        self._clock = clock
-        self._link = Link(url)
-        self._keys = Keys(prefix)
         self._writer = RedisWriter(self._link, group_s=_GROUP_S, patience_s=_PATIENCE_S)
         self._leases = Leases(
             self._link, self._keys, lease_s=lease_s, now=self._now, drop_call=self._drop_call
@@ -77,11 +69,6 @@ class RedisStore:
         self._tail: Tail | None = None
         self._batches = count()
         self._closing: asyncio.Task[None] | None = None
-
-    @property
-    def up(self) -> bool:
-        """Whether the server answered when it was last asked."""
-        return self._link.up
 
     async def start(self, listener: Listener) -> None:
         """Check the server, begin to keep leases and to hear news."""
@@ -107,7 +94,7 @@ class RedisStore:
         args = token, meta, snapshot, self._lease_s, self._limits.max_copy_bytes, self._max_bytes
         answer = await self._write("create", member, args)
         if answer[0] == b"there":
-            return _info(key, answer[1])
+            return read_info(key, answer[1])
         self._leases.hold(member, token)
         return None
 
@@ -119,7 +106,7 @@ class RedisStore:
         While the server is away this waits for it a while; the copy is not kept if it stays away.
         """
         member = to_member(key)
-        parts: list[_Arg] = []
+        parts: list[Arg] = []
         size = 0
         for row, row_size in rows(blocks):
             parts += (len(row), row[-1].number, encode_row(row))
@@ -155,58 +142,18 @@ class RedisStore:
         member = to_member(key)
         token = ""
         if reason is Gone.DROPPED:
-            token = self._leases.let_go(member) or ""
+            token = self._leases.token(member)
+            self._leases.let_go(member)
         answer = await self._writer.run(self._drop_call(member, reason, token))
         return bool(answer[0])
 
-    # Reading.
-
-    async def get(self, key: CopyKey) -> CopyInfo | Tombstone | None:
-        """Tell what is known of a key."""
-        return _found(key, await self._read("get", to_member(key)))
-
-    async def known(self, response_id: str) -> bool:
-        """Tell whether any owner has or had a copy under this id."""
-        return bool(await self._link.ask("HEXISTS", self._keys.ids, response_id))
-
-    async def read(self, key: CopyKey, start: int = 0) -> AsyncGenerator[Sequence[Block], None]:
-        """Yield the blocks from ``start`` on, in batches of at most 1 MiB or one block."""
-        generation, end = b"", start
-        while True:
-            answer = await self._read("read", to_member(key), generation, start, _READ_BYTES)
-            if not answer:
-                return
-            if not generation:
-                generation, end = answer[0], int(answer[1])
-            if start >= end:
-                return
-            first = int(answer[2])
-            blocks = [block for row in answer[3:] for block in decode_row(row)]
-            batch = blocks[start - first : end - first]
-            start += len(batch)
-            yield batch
-
-    async def index_after(self, key: CopyKey, number: int) -> int:
-        """Tell the index of the first block with a greater number."""
-        answer = await self._read("index", to_member(key), number)
-        if not answer:
-            return 0
-        row = decode_row(answer[1]) if len(answer) > 1 else []
-        return int(answer[0]) + bisect_right(row, number, key=lambda block: block.number)
-
-    async def open_copies(self) -> Sequence[CopyInfo]:
-        """List the copies that have not ended, whoever writes them."""
-        return await self._infos(await self._link.ask("ZRANGE", self._keys.open, 0, -1))
-
-    async def size(self) -> int:
-        """Tell the bytes of all copies together."""
-        return int(await self._link.ask("HGET", self._keys.totals, "size") or 0)
+    # Going away.
 
     async def expire(self) -> Sequence[Tombstone]:
         """Remove what has outlived its time, some at a time; every process may do it."""
         gone: list[Tombstone] = []
-        late = [b""] * _AT_ONCE
-        while len(late) >= _AT_ONCE:
+        late = [b""] * AT_ONCE
+        while len(late) >= AT_ONCE:
             over, *late = await self._late(self._keys.ended, self._limits.copy_ttl_s)
             calls = [self._drop_call(m, Gone.EXPIRED, "", ended_by=over) for m in late]
             for member, answer in zip(late, await self._link.run_all(calls), strict=True):
@@ -214,8 +161,8 @@ class RedisStore:
                     raise answer
                 if answer[0]:
                     gone.append(Tombstone(from_member(member), Gone.EXPIRED, float(answer[1])))
-        forgotten = _AT_ONCE
-        while forgotten >= _AT_ONCE:
+        forgotten = AT_ONCE
+        while forgotten >= AT_ONCE:
             (forgotten,) = await self._read("stones", b"", self._limits.tombstone_ttl_s)
         return gone
 
@@ -253,7 +200,7 @@ class RedisStore:
             _, *late = await self._late(self._keys.open, 0)
         else:  # their writers had no chance to renew: only what was given back
             late = await self._link.ask(
-                "ZRANGEBYSCORE", self._keys.open, "-inf", 0, "LIMIT", 0, _AT_ONCE
+                "ZRANGEBYSCORE", self._keys.open, "-inf", 0, "LIMIT", 0, AT_ONCE
             )
         return await self._infos(late)
 
@@ -265,7 +212,7 @@ class RedisStore:
         if not answer:
             return None
         self._leases.hold(member, token)
-        return Taken(_info(key, answer[0]), bool(answer[1]))
+        return Taken(read_info(key, answer[0]), bool(answer[1]))
 
     async def release(self, key: CopyKey) -> None:
         """Give an open copy back for others to take."""
@@ -292,43 +239,11 @@ class RedisStore:
 
     # Inside.
 
-    def _now(self) -> float | str:
-        return "" if self._clock is None else self._clock()
-
-    def _call(self, script: str, member: bytes, *args: _Arg) -> Call:
-        _, _, response_id = member.partition(b":")
-        head = member, response_id, self._limits.max_tombstones, self._now()
-        return script, self._keys.of(member), (*head, *args)
-
-    def _drop_call(self, member: bytes, reason: Gone, token: str, *, ended_by: _Arg = "") -> Call:
-        return self._call("drop", member, reason.value, token, ended_by)
-
-    async def _read(self, script: str, member: bytes, *args: _Arg) -> Any:
-        return await self._link.run(*self._call(script, member, *args))
-
-    async def _late(self, keys: bytes, past_s: float) -> list[bytes]:
-        late: list[bytes] = await self._link.run("late", [keys], [self._now(), past_s])
-        return late
-
-    async def _infos(self, members: Sequence[bytes]) -> list[CopyInfo]:
-        """Get the open copies among some, oldest first."""
-        infos = []
-        for start in range(0, len(members), _AT_ONCE):
-            some = members[start : start + _AT_ONCE]
-            answers = await self._link.run_all([self._call("get", member) for member in some])
-            for member, answer in zip(some, answers, strict=True):
-                if isinstance(answer, StoreUnavailableError):
-                    raise answer
-                found = _found(from_member(member), answer)
-                if isinstance(found, CopyInfo) and found.ended_at is None:
-                    infos.append(found)
-        return sorted(infos, key=lambda info: info.created_at)
-
     async def _write(
         self,
         script: str,
         member: bytes,
-        args: Sequence[_Arg],
+        args: Sequence[Arg],
         *,
         size: int = 0,
         waits: bool = False,
@@ -343,20 +258,11 @@ class RedisStore:
                 await self._writer.run(self._drop_call(oldest, Gone.EVICTED, "", ended_by="1e300"))
         else:
             raise StoreFullError("Other copies take the room as fast as it is made.")
-        if answer[0] == b"copy_full":
-            raise StoreFullError(
-                f"The copy would hold {int(answer[1])} bytes, max_copy_bytes allows"
-                f" {self._limits.max_copy_bytes}: it is not kept. Raise max_copy_bytes to keep it."
-            )
-        if answer[0] == b"store_full":
-            raise StoreFullError(
-                f"All copies together would hold {int(answer[1])} bytes, max_store_bytes"
-                f" allows {self._max_bytes}, and too little of it has ended: the copy is not kept."
-                " Raise max_store_bytes or lower copy_ttl_s."
-            )
+        if answer[0] in (b"copy_full", b"store_full"):
+            raise full(answer, self._limits.max_copy_bytes, self._max_bytes)
         return answer
 
-    async def _write_own(self, script: str, member: bytes, *args: _Arg, size: int = 0) -> None:
+    async def _write_own(self, script: str, member: bytes, *args: Arg, size: int = 0) -> None:
         """Run a script that only the holder of the lease may run."""
         token = self._leases.token(member)
         try:
@@ -369,18 +275,11 @@ class RedisStore:
             raise
         if answer[0] == b"done":
             return
-        response_id = from_member(member).response_id
         if answer[0] == b"taken":
             self._leases.lost(member, token)
-            raise LeaseLostError(f"Another replica writes the copy of {response_id} now.")
-        what = {
-            b"absent": "is not there",
-            b"ended": "has ended",
-            b"misplaced": f"holds {int(answer[1]) if len(answer) > 1 else 0} blocks, not {args[1]}",
-        }[answer[0]]
-        if answer[0] != b"misplaced":
+        elif answer[0] != b"misplaced":
             self._leases.let_go(member)
-        raise CopyLostError(f"The copy of {response_id} {what}: its writer must stop writing.")
+        raise lost(from_member(member), answer)
 
     async def _close(self) -> None:
         await self._writer.aclose()
@@ -392,28 +291,5 @@ class RedisStore:
         await self._link.aclose()
 
 
-def _given(snapshot: bytes | None) -> tuple[_Arg, _Arg]:
+def _given(snapshot: bytes | None) -> tuple[Arg, Arg]:
     return ("", "") if snapshot is None else ("1", snapshot)
-
-
-def _info(key: CopyKey, told: Sequence[bytes]) -> CopyInfo:
-    meta, snapshot, created_at, ended_at, last_number, blocks, size = told
-    return CopyInfo(
-        key=key,
-        meta=meta,
-        snapshot=snapshot,
-        created_at=float(created_at),
-        ended_at=float(ended_at) if ended_at else None,
-        last_number=int(last_number),
-        blocks=int(blocks),
-        size=int(size),
-    )
-
-
-def _found(key: CopyKey, answer: Sequence[Any]) -> CopyInfo | Tombstone | None:
-    if not answer:
-        return None
-    if answer[0] == b"copy":
-        return _info(key, answer[1])
-    reason, _, at = answer[1].decode().partition(":")
-    return Tombstone(key, Gone(reason), float(at))

@@ -115,8 +115,10 @@ class Leases:
         for start in range(0, len(leases) + len(claims), _RENEWED_AT_ONCE):
             some = (leases + claims)[start : start + _RENEWED_AT_ONCE]
             keys = [self._keys.open, *(key for key, _, _ in some)]
-            args = [self._now(), self._lease_s, int(self._lease_s * 1000)]
-            args += [part for _, member, token in some for part in (member, token)]
+            args: list[bytes | str | float] = [self._now(), self._lease_s]
+            args.append(int(self._lease_s * 1000))
+            for _, member, token in some:
+                args += (member, token)
             lost: Sequence[int] = await self._link.run("renew", keys, args)
             for place in lost:
                 _, member, token = some[place - 1]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import hiredis
 import structlog
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -24,6 +25,8 @@ from proxy.store.redis_scripts import SCRIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from redis.typing import EncodableT
 
 __all__ = ["ANSWER_S", "Call", "Link"]
 
@@ -48,7 +51,7 @@ class Link:
 
     def __init__(self, url: str) -> None:
         try:
-            self._pool = BlockingConnectionPool.from_url(url, **_options(_CONNECTIONS, ANSWER_S))
+            self._pool = _pool(url, _CONNECTIONS, ANSWER_S)
             self._url = url
         except ValueError as error:
             raise StoreError(f"The address of the Redis server cannot be read: {error}") from error
@@ -59,8 +62,7 @@ class Link:
 
     def blocking_client(self, block_s: float) -> Redis:
         """Open a connection of its own for reads that block for up to ``block_s``."""
-        options = _options(1, block_s + ANSWER_S)
-        return Redis(connection_pool=BlockingConnectionPool.from_url(self._url, **options))
+        return Redis(connection_pool=_pool(self._url, 1, block_s + ANSWER_S))
 
     async def check(self) -> None:
         """See that the server will do; raises ``StoreError`` with what to do if it will not."""
@@ -104,7 +106,7 @@ class Link:
         unknown = [n for n, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if unknown:  # the server is a new one, or was told to forget its scripts
             for name in {calls[n][0] for n in unknown}:
-                await self._ask("SCRIPT LOAD", SCRIPTS[name].text)
+                await self._ask("SCRIPT", "LOAD", SCRIPTS[name].text)
             again = await self._pipeline([calls[n] for n in unknown])
             for place, answer in zip(unknown, again, strict=True):
                 answers[place] = answer
@@ -145,7 +147,7 @@ class Link:
         self._check_open()
         try:
             async with asyncio.timeout(ANSWER_S):
-                answer = await self._redis.execute_command(*command)
+                answer = await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
         except (RedisError, OSError, TimeoutError) as error:
             raise self.went_down(error) from error
         self.came_up()
@@ -173,16 +175,33 @@ class Link:
             raise StoreUnavailableError("The store is closed: the proxy is shutting down.")
 
 
-def _options(connections: int, answer_s: float) -> dict[str, Any]:
-    return {
-        "max_connections": connections,
-        "timeout": ANSWER_S,
-        "socket_timeout": answer_s,
-        "socket_connect_timeout": ANSWER_S,
-        "health_check_interval": 0,  # a dead connection is found, and made again, by its next use
-        "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
-        "protocol": 2,
-    }
+def _pool(url: str, connections: int, answer_s: float) -> BlockingConnectionPool:
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=connections,
+        timeout=ANSWER_S,
+        socket_timeout=answer_s,
+        socket_connect_timeout=ANSWER_S,
+        # A dead connection is found, and made again, by its next use.
+        retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        protocol=2,
+    )
+    secure = pool.connection_class is SSLConnection
+    pool.connection_class = _SecureConnection if secure else _PlainConnection
+    return pool
+
+
+def _pack(_: object, *args: EncodableT) -> list[bytes]:
+    """Write a command in C: it takes a fifth of the time."""
+    return [hiredis.pack_command(args)]  # type: ignore[arg-type]  # says a pair, means any tuple
+
+
+class _PlainConnection(Connection):
+    pack_command = _pack
+
+
+class _SecureConnection(SSLConnection):
+    pack_command = _pack
 
 
 def _is_unknown(answer: Exception) -> bool:

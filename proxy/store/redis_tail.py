@@ -90,10 +90,11 @@ class Tail:
 
     async def aclose(self) -> None:
         """Stop reading; nobody is told any more."""
-        tasks = [*self._tasks, *([self._waking] if self._waking else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        left = {*self._tasks, *([self._waking] if self._waking else [])}
+        while left:  # the client may swallow a cancellation that comes while it connects
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=0.1)
         self._watched.clear()
         await self._client.aclose()
         await self._client.connection_pool.disconnect()
@@ -105,7 +106,6 @@ class Tail:
         self._fresh.add(member)
         if self._waking is None:
             self._waking = asyncio.create_task(self._wake_up())  # noqa: TID251 - see aclose
-            self._waking.add_done_callback(self._woken)
 
     def unwatch(self, member: bytes) -> None:
         """Forget a watcher; the read that runs may still bring its blocks, to nobody."""
@@ -115,19 +115,15 @@ class Tail:
 
     # Inside.
 
-    def _woken(self, _: asyncio.Task[None]) -> None:
-        self._waking = None
-
     async def _wake_up(self) -> None:
         """Let the read begin again with what is new, and see what became of it before that."""
-        while self._fresh:
-            members, self._fresh = self._fresh, set()
-            try:
+        with suppress(StoreUnavailableError):  # then the read fails too, and begins again with all
+            while self._fresh:
+                members, self._fresh = self._fresh, set()
                 if self._reading:
                     await self._link.add(self._wake, lasts_s=_WAKE_LASTS_S)
                 await self._look(members)
-            except StoreUnavailableError:
-                return  # then the read fails too, and begins again with all of them
+        self._waking = None
 
     async def _read_on(self) -> None:
         loop = asyncio.get_running_loop()
@@ -161,7 +157,7 @@ class Tail:
         for stream, member in self._streams.items():
             streams[stream] = b"%d-%d" % (self._watched[member].blocks, _LARGEST)
         self._reading = True
-        answer = await self._client.execute_command(
+        answer = await self._client.execute_command(  # type: ignore[no-untyped-call]
             *("XREAD", "COUNT", _ROWS_AT_ONCE, "BLOCK", int(_BLOCK_S * 1000), "STREAMS"),
             *streams,
             *streams.values(),

@@ -109,7 +109,10 @@ class SharedStore(Store, Protocol):
         """Ask the writer of an open copy to cancel its run; False if it is not open."""
 
     def watch(self, key: CopyKey, blocks: int, watcher: Watcher) -> None:
-        """Tell ``watcher`` what comes behind the first ``blocks`` blocks, until ``unwatch``."""
+        """Tell ``watcher`` what comes behind the first ``blocks`` blocks, until ``unwatch``.
+
+        ``blocks`` is a count that ``get`` or ``take`` has told of this copy.
+        """
 
     def unwatch(self, key: CopyKey) -> None:
         """Tell no more of a copy."""

@@ -6,7 +6,6 @@ import asyncio
 import uuid
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,12 +24,11 @@ from proxy.store import (
 )
 from proxy.store.opening import open_store
 from proxy.store.redis import RedisStore
+from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-
-    from tests.redis_server import RedisServer
 
 MIB = 1024 * 1024
 KEY = CopyKey("a" * 64, "resp_1")
@@ -72,14 +70,17 @@ class House:
 async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[House]:
     """Each kind of store; those on a server share it and have a key prefix each."""
     urls = {"memory": "memory:", "sqlite": f"sqlite:{tmp_path / 'copies.db'}"}
+    server: RedisServer | None = None
     if request.param not in urls:
-        server: RedisServer = request.getfixturevalue(f"{request.param}_server")
+        server = request.getfixturevalue(f"{request.param}_server")
+        assert isinstance(server, RedisServer)
         urls[request.param] = server.url
-        request.addfinalizer(partial(server.ask, "FLUSHALL"))  # 100 MB, after some tests
     house = House(urls[request.param], prefix=f"{uuid.uuid4().hex}:")
     yield house
     for store in house.stores:
         await store.aclose()
+    if server is not None:
+        server.ask("FLUSHALL")  # some tests leave 100 MB
 
 
 @pytest.fixture
