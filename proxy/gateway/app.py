@@ -75,9 +75,11 @@ def _open_runs(settings: Settings, client: UpstreamClient, metrics: Metrics) -> 
         max_copy_bytes=settings.max_copy_bytes,
         max_store_bytes=settings.max_store_bytes,
     )
+    url = settings.store.get_secret_value()
+    given = settings.owner_secret
     try:
-        store = open_store(settings.store, limits)
-        secret = owner_secret(settings.store)
+        store = open_store(url, limits, prefix=settings.redis_prefix, lease_s=settings.lease_s)
+        secret = given.get_secret_value().encode() if given else owner_secret(url)
     except StoreError as error:
         raise SettingsError(f"--store: {error}") from error
     names = [name.strip().lower().encode() for name in settings.owner_headers.split(",")]

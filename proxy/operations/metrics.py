@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from proxy.core.corrector import Mode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from proxy.background.run import Run
     from proxy.core.corrector import Corrector
 
@@ -58,6 +60,15 @@ class Metrics:
             "Copies of background responses that could not be kept.",
             registry=self.registry,
         )
+
+    def watch_store(self, is_up: Callable[[], bool]) -> None:
+        """Tell whether the store of copies is there, asked when the metrics are read."""
+        gauge = Gauge(
+            "lastword_store_up",
+            "Whether the store of background responses answered when it was last asked.",
+            registry=self.registry,
+        )
+        gauge.set_function(lambda: float(is_up()))
 
     def count_dropped_copy(self, reason: str) -> None:  # noqa: ARG002 - the log has it
         """Count a copy that could not be kept."""

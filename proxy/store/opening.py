@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proxy.settings import REDIS_SCHEMES
 from proxy.store import Limits, Store, StoreError
 from proxy.store.memory import MemoryStore
 from proxy.store.secret import load_secret
@@ -14,9 +15,7 @@ from proxy.store.sqlite import SqliteStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["REDIS_SCHEMES", "open_store", "owner_secret"]
-
-REDIS_SCHEMES = ("redis", "rediss")
+__all__ = ["open_store", "owner_secret"]
 
 
 def open_store(

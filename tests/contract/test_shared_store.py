@@ -1,4 +1,4 @@
-"""What a store offers that several processes use: some of it on one server, under a test's clock."""
+"""What a store offers that several processes use: some on one server, with a test's clock."""
 
 from __future__ import annotations
 
