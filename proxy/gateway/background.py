@@ -5,22 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl
 
-from proxy.background.follower import Ending, follow, replay
 from proxy.background.maker import Answer, read_answer
+from proxy.background.meta import RESPONSE_ID, not_found
 from proxy.background.run import Run, RunMode
-from proxy.background.runs import INTERRUPTED, RESPONSE_ID, Begun, Runs, not_found
-from proxy.core.background import as_queued, error_message, read_create, to_foreground, truth
+from proxy.core.background import as_queued, read_create, to_foreground
 from proxy.core.responses import read_payload
-from proxy.errors import BadRequestError, RequestError
-from proxy.gateway.heartbeat import Heartbeat
+from proxy.errors import BadRequestError
+from proxy.gateway.background_answers import (
+    FROM_THE_START,
+    StreamAnswers,
+    away,
+    cannot_cancel,
+    is_object,
+    no_stream,
+    read_query,
+    status_of,
+    why_no_events,
+)
 from proxy.settings import Background
 from proxy.store import CopyInfo, Gone, StoreError, Tombstone
 from proxy.upstream.headers import response_headers
 
 if TYPE_CHECKING:
     from proxy.background.owner import Owners
+    from proxy.background.runs import Begun, Runs
     from proxy.core.background import CreateRequest
     from proxy.gateway.downstream import Downstream
     from proxy.settings import Settings
@@ -32,14 +41,11 @@ __all__ = ["BackgroundRoutes"]
 # How long auto believes that vLLM's store is off before it asks again.
 _PROXY_FOR_S = 60.0
 _STORE_OFF = "VLLM_ENABLE_RESPONSES_API_STORE"
-_EVENT_STREAM: Pairs = [(b"content-type", b"text/event-stream; charset=utf-8")]
 _ENDED = frozenset({"completed", "incomplete", "failed", "cancelled"})
 _BAD_REQUEST = 400
 _NOT_FOUND = 404
 _OK = 200
 _BODY_HEADERS = frozenset({b"content-length", b"content-type", b"transfer-encoding"})
-_FROM_THE_START = -2  # a comment before the first event has -1
-_LARGEST_NUMBER = 2**63 - 1  # what SQLite takes
 
 
 class BackgroundRoutes:
@@ -52,6 +58,7 @@ class BackgroundRoutes:
         self._client = client
         self._runs = runs
         self._owners = owners
+        self._streams = StreamAnswers(settings, runs.store)
         self._proxy_until = 0.0
 
     async def create(self, down: Downstream, body: bytes, headers: Pairs) -> bool:
@@ -80,7 +87,7 @@ class BackgroundRoutes:
                 await self._keep_owner(down, begun, body)
             await self._answer(down, begun)
         elif asked.stream:
-            await self._follow(down, begun.run, _FROM_THE_START, begun.headers)
+            await self._streams.follow(down, begun.run, FROM_THE_START, begun.headers)
         else:
             await down.answer_json(_OK, as_queued(begun.run.created_response))
         return True
@@ -90,10 +97,10 @@ class BackgroundRoutes:
         found = await self._find(down, response_id)
         if found is None:
             return False
-        stream, after = _query(down.target)
-        if (why := _why_no_events(found)) is not None:
+        stream, after = read_query(down.target)
+        if (why := why_no_events(found)) is not None:
             if stream:
-                raise _no_stream(why)
+                raise no_stream(why)
             if not isinstance(found, Run):
                 return False  # vLLM may still know it
         if isinstance(found, Tombstone):
@@ -104,9 +111,9 @@ class BackgroundRoutes:
             snapshot = found.snapshot or b"{}"
             await down.answer_json(_OK, snapshot)
         elif isinstance(found, Run):
-            await self._follow(down, found, after, None)
+            await self._streams.follow(down, found, after, None)
         else:
-            await self._replay(down, found, after)
+            await self._streams.replay(down, found, after)
         return True
 
     async def cancel(self, down: Downstream, response_id: str, headers: Pairs) -> bool:
@@ -114,7 +121,7 @@ class BackgroundRoutes:
         found = await self._find(down, response_id)
         if found is None or isinstance(found, Tombstone):
             return False
-        if isinstance(found, CopyInfo) and _is_object(found):
+        if isinstance(found, CopyInfo) and is_object(found):
             return await self._cancel_object(down, headers)
         if isinstance(found, CopyInfo) and found.ended_at is None:
             found = await self._runs.adopt(found, headers)
@@ -123,11 +130,11 @@ class BackgroundRoutes:
                 await self._cancel_upstream(down, headers)
             await self._runs.cancel(found)
         snapshot = found.snapshot or b"{}"
-        status = _status(snapshot)
+        status = status_of(snapshot)
         if status != "cancelled":
             if isinstance(found, CopyInfo) and status not in _ENDED:
                 return False
-            raise _cannot_cancel(status)
+            raise cannot_cancel(status)
         await down.answer_json(_OK, snapshot)
         return True
 
@@ -140,9 +147,9 @@ class BackgroundRoutes:
         if found is None or isinstance(found, Tombstone):
             return False
         running = isinstance(found, Run) or found.ended_at is None
-        if isinstance(found, CopyInfo) and _is_object(found):
+        if isinstance(found, CopyInfo) and is_object(found):
             answer = await self._ask_vllm(down.target.partition(b"?")[0], headers)
-            running = answer.status == _OK and _status(answer.body) not in _ENDED
+            running = answer.status == _OK and status_of(answer.body) not in _ENDED
         if running or isinstance(found, Run):
             raise BadRequestError(
                 _BAD_REQUEST,
@@ -236,14 +243,14 @@ class BackgroundRoutes:
             return False
         meta = found.meta
         self._runs.check_same(meta, body)
-        if isinstance(found, CopyInfo) and _is_object(found):
+        if isinstance(found, CopyInfo) and is_object(found):
             return await self._answer_object(down, found.key.response_id, headers)
         if not asked.stream:
             await down.answer_json(_OK, found.snapshot or b"{}")
         elif isinstance(found, Run):
-            await self._follow(down, found, _FROM_THE_START, None)
+            await self._streams.follow(down, found, FROM_THE_START, None)
         else:
-            await self._replay(down, found, _FROM_THE_START)
+            await self._streams.replay(down, found, FROM_THE_START)
         return True
 
     async def _answer_object(self, down: Downstream, response_id: str, headers: Pairs) -> bool:
@@ -259,12 +266,12 @@ class BackgroundRoutes:
         """Answer a cancel of what vLLM keeps itself where its own answer would be wrong."""
         target = down.target.partition(b"?")[0].removesuffix(b"/cancel")
         answer = await self._ask_vllm(target, headers)
-        status = _status(answer.body) if answer.status == _OK else None
+        status = status_of(answer.body) if answer.status == _OK else None
         if status == "cancelled":
             await down.answer_json(_OK, answer.body)
             return True
         if status in _ENDED:
-            raise _cannot_cancel(status)
+            raise cannot_cancel(status)
         return False
 
     async def _ask_vllm(self, target: bytes, headers: Pairs) -> Answer:
@@ -282,9 +289,7 @@ class BackgroundRoutes:
         try:
             found = await self._runs.find(owner, response_id)
         except StoreError as error:
-            raise RequestError(
-                503, f"The store of background responses does not answer: {error}"
-            ) from error
+            raise away(error) from error
         except BadRequestError:
             if mine_only:
                 return None
@@ -293,109 +298,6 @@ class BackgroundRoutes:
             raise not_found(response_id)  # never asked from upstream
         return found
 
-    async def _follow(
-        self, down: Downstream, run: Run, after: int, upstream_headers: Pairs | None
-    ) -> None:
-        await self._start_stream(down, upstream_headers)
-        heartbeat = Heartbeat(
-            down.writer,
-            run.corrector,
-            every_s=self._settings.heartbeat_s,
-            kind=self._settings.heartbeat_kind,
-        )
-        try:
-            with heartbeat:
-                ending = await follow(run, self._runs.store, after, down.writer)
-        except StoreError:
-            ending = Ending.LOST
-        self._end(down, ending)
-
-    async def _replay(self, down: Downstream, info: CopyInfo, after: int) -> None:
-        store = self._runs.store
-        try:
-            index = await store.index_after(info.key, after)
-            if index >= info.blocks and error_message(info.snapshot) == INTERRUPTED:
-                # Its client may have seen more than a crash has left of the copy.
-                index = info.blocks - 1
-        except StoreError as error:
-            raise RequestError(
-                503, f"The store of background responses does not answer: {error}"
-            ) from error
-        await self._start_stream(down, None)
-        try:
-            ending = await replay(store, info.key, index, info.blocks, down.writer)
-        except StoreError:
-            ending = Ending.LOST
-        self._end(down, ending)
-
-    async def _start_stream(self, down: Downstream, upstream_headers: Pairs | None) -> None:
-        head = response_headers(
-            upstream_headers or _EVENT_STREAM,
-            request_id=down.request_id,
-            event_stream=True,
-            rewritten=True,
-            decoded=False,
-        )
-        await down.start(_OK, head)
-
-    @staticmethod
-    def _end(down: Downstream, ending: Ending) -> None:
-        """End cleanly, also where the run goes on elsewhere; cut what can't be told any more."""
-        if ending is Ending.LOST:
-            down.writer.cut()
-        else:
-            down.writer.end()
-
 
 def _without_body(headers: Pairs) -> Pairs:
     return [pair for pair in headers if pair[0] not in _BODY_HEADERS]
-
-
-def _is_object(info: CopyInfo) -> bool:
-    return b'"mode":"object"' in info.meta
-
-
-def _why_no_events(found: Run | CopyInfo | Tombstone) -> str | None:
-    """Say why the events of a response are not there to be streamed; None if they are."""
-    if isinstance(found, Tombstone):
-        return f"its events were kept for a time and are gone ({found.reason})"
-    if isinstance(found, Run):
-        return "its events could not be kept" if found.copy_lost else None
-    return (
-        "it was created without stream, and its events were not kept" if _is_object(found) else None
-    )
-
-
-def _status(snapshot: bytes) -> str:
-    payload = read_payload(b'{"response":%b}' % snapshot)
-    return (payload.status if payload else None) or "unknown"
-
-
-def _cannot_cancel(status: str) -> BadRequestError:
-    article = "an" if status == "incomplete" else "a"
-    return BadRequestError(
-        _BAD_REQUEST, f"Cannot cancel {article} {status} response.", param="response_id"
-    )
-
-
-def _no_stream(why: str) -> BadRequestError:
-    return BadRequestError(
-        _BAD_REQUEST,
-        f"This response can no longer be streamed: {why}. GET without stream still works.",
-        param="stream",
-    )
-
-
-def _query(target: bytes) -> tuple[bool, int]:
-    """Read ``stream`` and ``starting_after`` as vLLM does: the last of repeated keys counts."""
-    query = dict(parse_qsl(target.partition(b"?")[2].decode("latin-1"), keep_blank_values=True))
-    stream = truth(query.get("stream", "false"))
-    if stream is None:
-        raise BadRequestError(_BAD_REQUEST, "stream must be true or false.", param="stream")
-    try:
-        after = int(query.get("starting_after", _FROM_THE_START))
-    except ValueError as error:
-        raise BadRequestError(
-            _BAD_REQUEST, "starting_after must be an integer.", param="starting_after"
-        ) from error
-    return stream, _FROM_THE_START if after < 0 else min(after, _LARGEST_NUMBER)
