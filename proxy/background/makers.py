@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import structlog
 
+from proxy.background.feed import State
 from proxy.background.maker import Maker, MakerLimits
-from proxy.background.run import Run, RunMode, State
+from proxy.background.run import Run, RunMode
 from proxy.store import CopyKey, Gone, StoreError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from proxy.settings import Settings
     from proxy.store import CopyInfo, Store
+    from proxy.store.shared import SharedStore
     from proxy.upstream.client import UpstreamClient
     from proxy.upstream.headers import Pairs
 
@@ -45,6 +47,7 @@ class Makers:
         self._settings = settings
         self._client = client
         self._store = store
+        self._shared = cast("SharedStore", store) if settings.shares_store else None
         self._counters = counters
         self.by_key: dict[CopyKey, Maker] = {}
         self._running: set[Maker] = set()
@@ -75,6 +78,7 @@ class Makers:
                 stall_check_s=self._settings.stall_check_s,
                 down_s=self._settings.upstream_down_s,
             ),
+            shared=self._shared,
         )
 
         def register(response_id: str) -> CopyKey:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from proxy.background.run import RunMode
 from proxy.errors import BadRequestError
 
-__all__ = ["OBJECT", "RESPONSE_ID", "Meta", "check_same", "digest_of", "not_found", "read_meta"]
+if TYPE_CHECKING:
+    from proxy.store import CopyInfo
+
+__all__ = [
+    "OBJECT",
+    "RESPONSE_ID",
+    "Meta",
+    "check_same",
+    "digest_of",
+    "is_object",
+    "not_found",
+    "read_meta",
+]
 
 RESPONSE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 OBJECT = "object"
@@ -38,6 +51,11 @@ class Meta(msgspec.Struct, frozen=True):
 
 
 read_meta = msgspec.json.Decoder(Meta).decode
+
+
+def is_object(info: CopyInfo) -> bool:
+    """Whether vLLM keeps the response itself, and only its owner is known here."""
+    return read_meta(info.meta).mode == OBJECT
 
 
 def digest_of(body: bytes) -> str:

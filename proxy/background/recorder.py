@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from proxy.store import CopyLostError, StoreError, StoreFullError
+from proxy.store import CopyLostError, StoreError, StoreFullError, StoreUnavailableError
+from proxy.store.shared import LeaseLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +52,8 @@ class Recorder:
         self._closing = False
         self._ends = False
         self._given_up: Exception | None = None
-        self.holds = False  # whether there is a copy that is ours
+        self.holds = False  # whether there is a copy that is ours to drop
+        self.begun: asyncio.Future[StoreError | None] = self._loop.create_future()
 
     def add(self, blocks: list[Block], snapshot: bytes | None = None) -> None:
         """Take blocks to be stored, and the response object if it has changed."""
@@ -98,11 +100,16 @@ class Recorder:
             if create is not None:
                 await self._create(*create)
             self.holds = True
+            self.begun.set_result(None)
             await self._write(stored)
         except StoreError as error:
+            # One that is away drops the copy itself once it is back; another's is not ours.
+            self.holds &= not isinstance(error, StoreUnavailableError | LeaseLostError)
             self._given_up = error
             self._pending = []
             self._on_lost(error)
+            if not self.begun.done():
+                self.begun.set_result(error)
         finally:
             if self._timer is not None:
                 self._timer.cancel()

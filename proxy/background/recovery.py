@@ -8,23 +8,35 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from proxy.background.feed import State
 from proxy.background.meta import OBJECT, read_meta
-from proxy.background.run import Run, RunMode, State
+from proxy.background.run import Run, RunMode
+from proxy.core.background import error_message
 from proxy.core.responses import judge, may_be_terminal
 from proxy.store import CopyInfo, CopyKey, StoreError
 
 if TYPE_CHECKING:
     from proxy.background.makers import Makers
     from proxy.store import Store
+    from proxy.store.shared import SharedStore
     from proxy.upstream.headers import Pairs
 
-__all__ = ["INTERRUPTED", "Recovery"]
+__all__ = ["Recovery", "is_interruption"]
 
 INTERRUPTED = "The proxy was restarted before the response was finished."
+ABANDONED = "The proxy that made the response was lost before it was finished."
 _SWEEP_S = 30.0
 _LAST_BLOCKS = 8
 
 log = structlog.stdlib.get_logger("lastword")
+
+
+def is_interruption(response: bytes) -> bool:
+    """Whether a response ended since its proxy did.
+
+    Its clients may have seen more of it than its copy holds, so no cursor is ahead of its end.
+    """
+    return error_message(response) in (INTERRUPTED, ABANDONED)
 
 
 class Recovery:
@@ -33,30 +45,62 @@ class Recovery:
     ``headers`` go up with a request that no client's headers are known for.
     """
 
-    def __init__(self, makers: Makers, store: Store, *, headers: Pairs, copy_ttl_s: float) -> None:
+    def __init__(
+        self,
+        makers: Makers,
+        store: Store,
+        shared: SharedStore | None,
+        *,
+        headers: Pairs,
+        copy_ttl_s: float,
+    ) -> None:
         self._makers = makers
         self._store = store
+        self._shared = shared
         self._headers = headers
         self._copy_ttl_s = copy_ttl_s
         self._sweeper: asyncio.Task[None] | None = None
         self._waiting: dict[CopyKey, float] = {}  # since when copies wait for credentials
 
     async def start(self) -> None:
-        """Take care of what an earlier process left open, and begin to expire copies."""
-        for info in await self._store.open_copies():
-            mode = read_meta(info.meta).mode
-            if mode == OBJECT or await self._is_whole(info):
-                await self._store.end(info.key)
-            elif mode == RunMode.UPSTREAM:
-                self._makers.own(self._take_up(info, self._headers))
-            else:  # before anyone can ask for it
-                await self._makers.logged(self._end(info, INTERRUPTED))
+        """Take care of what an earlier process left open, and begin to expire copies.
+
+        With a shared store it is others' processes that leave copies open, and ``Replicas`` finds
+        them.
+        """
+        if self._shared is None:
+            for info in await self._store.open_copies():
+                await self.take_care(info)
         self._sweeper = self._makers.own(self._sweep())
 
     def stop(self) -> None:
         """Expire no more copies."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+
+    async def take_care(self, info: CopyInfo, headers: Pairs | None = None) -> None:
+        """Complete or end an open copy that this process may write; ``headers`` are its owner's."""
+        mode = read_meta(info.meta).mode
+        if mode == OBJECT or await self._is_whole(info):
+            await self._store.end(info.key)
+        elif mode == RunMode.UPSTREAM:
+            self._makers.own(self._take_up(info, headers or self._headers))
+        else:  # before anyone can ask for it
+            reason = INTERRUPTED if self._shared is None else ABANDONED
+            await self._makers.logged(self._end(info, reason))
+
+    async def cancel(self, info: CopyInfo) -> None:
+        """End an open copy that this process may write as cancelled."""
+        if await self._is_whole(info):
+            await self._store.end(info.key)
+            return
+        run = self._makers.reopen(read_meta(info.meta).run_mode, info)
+        run.cancel()
+        await run.close(State.ENDED)
+
+    def waits_for_owner(self, key: CopyKey) -> bool:
+        """Whether a copy can only be completed with credentials that its owner has."""
+        return key in self._waiting
 
     async def adopt(self, info: CopyInfo, headers: Pairs) -> Run | CopyInfo:
         """Take up an open copy with its owner's headers; return the run, or what is known."""
@@ -84,6 +128,8 @@ class Recovery:
                 await maker.run.close(State.ELSEWHERE)
                 now = asyncio.get_running_loop().time()
                 self._waiting.setdefault(info.key, now)
+                if self._shared is not None:
+                    await self._shared.release(info.key)
         finally:
             self._makers.forget(maker)
 
@@ -98,7 +144,7 @@ class Recovery:
 
     async def _end(self, info: CopyInfo, reason: str) -> None:
         """End a copy whose run died with the process that made it."""
-        run = self._makers.reopen(RunMode(read_meta(info.meta).mode), info)
+        run = self._makers.reopen(read_meta(info.meta).run_mode, info)
         run.fail(reason)
         await run.close(State.ENDED)
 
@@ -115,6 +161,7 @@ class Recovery:
                     if since > late or key in self._makers.by_key or not isinstance(info, CopyInfo):
                         continue
                     del self._waiting[key]
-                    await self._end(info, "The response was not taken up in time.")
+                    if self._shared is None or await self._shared.take(key) is not None:
+                        await self._end(info, "The response was not taken up in time.")
             except StoreError as error:
                 log.warning("the store could not be swept", error=str(error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from proxy.background.owner import Owners
 from proxy.background.runs import Runs
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from proxy.settings import Settings
+    from proxy.store.shared import SharedStore
 
 __all__ = ["Gateway"]
 
@@ -51,7 +52,10 @@ class Gateway:
     async def start(self) -> None:
         """Take care of what an earlier process left open."""
         if self.runs is not None:
-            await self.runs.start()
+            try:
+                await self.runs.start()
+            except StoreError as error:
+                raise SettingsError(f"--store: {error}") from error
 
     async def shut_down(self) -> None:
         """Drain, then end properly what still runs: streams and runs alike."""
@@ -82,6 +86,8 @@ def _open_runs(settings: Settings, client: UpstreamClient, metrics: Metrics) -> 
         secret = given.get_secret_value().encode() if given else owner_secret(url)
     except StoreError as error:
         raise SettingsError(f"--store: {error}") from error
+    if settings.shares_store:
+        metrics.watch_store(lambda: cast("SharedStore", store).up)
     names = [name.strip().lower().encode() for name in settings.owner_headers.split(",")]
     owners = Owners([name for name in names if name], secret)
     return Runs(settings, client, store, metrics), owners

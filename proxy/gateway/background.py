@@ -7,7 +7,8 @@ import json
 from typing import TYPE_CHECKING
 
 from proxy.background.maker import Answer, read_answer
-from proxy.background.meta import RESPONSE_ID, not_found
+from proxy.background.meta import RESPONSE_ID, is_object, not_found
+from proxy.background.remote import RemoteRun
 from proxy.background.run import Run, RunMode
 from proxy.core.background import as_queued, read_create, to_foreground
 from proxy.core.responses import read_payload
@@ -17,7 +18,6 @@ from proxy.gateway.background_answers import (
     StreamAnswers,
     away,
     cannot_cancel,
-    is_object,
     no_stream,
     read_query,
     status_of,
@@ -47,6 +47,8 @@ _NOT_FOUND = 404
 _OK = 200
 _BODY_HEADERS = frozenset({b"content-length", b"content-type", b"transfer-encoding"})
 
+_Found = Run | RemoteRun | CopyInfo | Tombstone
+
 
 class BackgroundRoutes:
     """The routes of responses whose copies are kept here; each says whether it has answered."""
@@ -58,7 +60,7 @@ class BackgroundRoutes:
         self._client = client
         self._runs = runs
         self._owners = owners
-        self._streams = StreamAnswers(settings, runs.store)
+        self._streams = StreamAnswers(settings, runs)
         self._proxy_until = 0.0
 
     async def create(self, down: Downstream, body: bytes, headers: Pairs) -> bool:
@@ -72,29 +74,35 @@ class BackgroundRoutes:
                 "request_id must be 1 to 128 letters, digits, dots, underscores or hyphens.",
                 param="request_id",
             )
-        if asked.request_id is not None and await self._follow_existing(down, body, asked, headers):
-            return True
-        mode = self._mode()
-        if mode is RunMode.PROXY and asked.store is False:
-            raise BadRequestError(
-                _BAD_REQUEST, "background can only be used when `store` is true", param="background"
-            )
-        begun = await self._begin(mode, down, body, asked, headers)
-        if isinstance(begun, Answer) and self._store_is_off(mode, begun.status, begun.body):
-            begun = await self._begin(RunMode.PROXY, down, body, asked, headers)
+        begun = None
+        while begun is None:  # another replica may begin it meanwhile
+            if asked.request_id is not None and await self._follow_existing(
+                down, body, asked, headers
+            ):
+                return True
+            mode = self._mode()
+            if mode is RunMode.PROXY and asked.store is False:
+                raise BadRequestError(
+                    _BAD_REQUEST,
+                    "background can only be used when `store` is true",
+                    param="background",
+                )
+            begun = await self._begin(mode, down, body, asked, headers)
+            if isinstance(begun, Answer) and self._store_is_off(mode, begun.status, begun.body):
+                begun = await self._begin(RunMode.PROXY, down, body, asked, headers)
         if isinstance(begun, Answer):
             if not asked.stream:
                 await self._keep_owner(down, begun, body)
             await self._answer(down, begun)
         elif asked.stream:
-            await self._streams.follow(down, begun.run, FROM_THE_START, begun.headers)
+            await self._streams.follow(down, begun.run, FROM_THE_START, headers, head=begun.headers)
         else:
             await down.answer_json(_OK, as_queued(begun.run.created_response))
         return True
 
     async def retrieve(self, down: Downstream, response_id: str, headers: Pairs) -> bool:
         """Answer a GET of a response, or of its stream."""
-        found = await self._find(down, response_id)
+        found: _Found | None = await self._find(down, response_id)
         if found is None:
             return False
         stream, after = read_query(down.target)
@@ -106,30 +114,36 @@ class BackgroundRoutes:
         if isinstance(found, Tombstone):
             return False
         if isinstance(found, CopyInfo) and found.ended_at is None:
-            found = await self._runs.adopt(found, headers)
+            found = await self._runs.adopt(found, headers, follows=stream)
         if not stream:
-            snapshot = found.snapshot or b"{}"
-            await down.answer_json(_OK, snapshot)
-        elif isinstance(found, Run):
-            await self._streams.follow(down, found, after, None)
+            await down.answer_json(_OK, _object_of(found))
+        elif isinstance(found, Run | RemoteRun):
+            await self._streams.follow(down, found, after, headers)
         else:
             await self._streams.replay(down, found, after)
         return True
 
     async def cancel(self, down: Downstream, response_id: str, headers: Pairs) -> bool:
         """Answer a cancel; where vLLM makes the response, it is cancelled there first."""
-        found = await self._find(down, response_id)
+        found: _Found | None = await self._find(down, response_id)
         if found is None or isinstance(found, Tombstone):
             return False
         if isinstance(found, CopyInfo) and is_object(found):
             return await self._cancel_object(down, headers)
         if isinstance(found, CopyInfo) and found.ended_at is None:
             found = await self._runs.adopt(found, headers)
-        if isinstance(found, Run) and not found.corrector.ended:
-            if found.mode is RunMode.UPSTREAM:
-                await self._cancel_upstream(down, headers)
-            await self._runs.cancel(found)
-        snapshot = found.snapshot or b"{}"
+        if isinstance(found, RemoteRun) or (isinstance(found, Run) and not found.corrector.ended):
+            with found.followed():
+                if found.mode is RunMode.UPSTREAM:
+                    await self._cancel_upstream(down, headers)
+                try:
+                    left = await self._runs.cancel(found)
+                except StoreError as error:
+                    raise away(error) from error
+            if left is None or isinstance(left, Tombstone):
+                return False
+            found = left
+        snapshot = _object_of(found)
         status = status_of(snapshot)
         if status != "cancelled":
             if isinstance(found, CopyInfo) and status not in _ENDED:
@@ -144,6 +158,12 @@ class BackgroundRoutes:
         if isinstance(found, Run) and found.corrector.ended:
             await found.closed.wait()  # its client has seen the end a moment before the store
             found = await self._find(down, response_id)
+        if (
+            isinstance(found, CopyInfo)
+            and found.ended_at is None
+            and status_of(found.snapshot) in _ENDED
+        ):  # the same, on another replica
+            found = await self._runs.settled(found, headers)
         if found is None or isinstance(found, Tombstone):
             return False
         running = isinstance(found, Run) or found.ended_at is None
@@ -192,7 +212,7 @@ class BackgroundRoutes:
         body: bytes,
         asked: CreateRequest,
         headers: Pairs,
-    ) -> Begun | Answer:
+    ) -> Begun | Answer | None:
         up = to_foreground(body) if mode is RunMode.PROXY else body
         # A response that vLLM makes without a stream comes back as an answer, as it is.
         sized = [
@@ -200,16 +220,19 @@ class BackgroundRoutes:
         ]
         sized.append((b"content-length", b"%d" % len(up)))
         target = down.target
-        return await self._runs.begin(
-            mode,
-            self._owners.owner_of(down.headers),
-            path=target.partition(b"?")[0],
-            target=target,
-            headers=sized,
-            body=up,
-            asked=body,
-            request_id=asked.request_id,
-        )
+        try:
+            return await self._runs.begin(
+                mode,
+                self._owners.owner_of(down.headers),
+                path=target.partition(b"?")[0],
+                target=target,
+                headers=sized,
+                body=up,
+                asked=body,
+                request_id=asked.request_id,
+            )
+        except StoreError as error:
+            raise away(error) from error
 
     async def _answer(self, down: Downstream, answer: Answer) -> None:
         """Pass upstream's answer as it is."""
@@ -238,17 +261,19 @@ class BackgroundRoutes:
         self, down: Downstream, body: bytes, asked: CreateRequest, headers: Pairs
     ) -> bool:
         """Answer a create whose ``request_id`` its owner has used already."""
-        found = await self._find(down, asked.request_id or "", mine_only=True)
+        found: _Found | None = await self._find(down, asked.request_id or "", mine_only=True)
         if found is None or isinstance(found, Tombstone):
             return False
         meta = found.meta
         self._runs.check_same(meta, body)
         if isinstance(found, CopyInfo) and is_object(found):
             return await self._answer_object(down, found.key.response_id, headers)
+        if isinstance(found, CopyInfo) and found.ended_at is None:
+            found = await self._runs.adopt(found, headers, follows=asked.stream)
         if not asked.stream:
-            await down.answer_json(_OK, found.snapshot or b"{}")
-        elif isinstance(found, Run):
-            await self._streams.follow(down, found, FROM_THE_START, None)
+            await down.answer_json(_OK, _object_of(found))
+        elif isinstance(found, Run | RemoteRun):
+            await self._streams.follow(down, found, FROM_THE_START, headers)
         else:
             await self._streams.replay(down, found, FROM_THE_START)
         return True
@@ -301,3 +326,8 @@ class BackgroundRoutes:
 
 def _without_body(headers: Pairs) -> Pairs:
     return [pair for pair in headers if pair[0] not in _BODY_HEADERS]
+
+
+def _object_of(found: Run | RemoteRun | CopyInfo) -> bytes:
+    """The response object as of now; for another replica's run, as it was when we looked."""
+    return (found.info.snapshot if isinstance(found, RemoteRun) else found.snapshot) or b"{}"

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
+from proxy.background.feed import Place
 from proxy.background.follower import Ending, follow, replay
-from proxy.background.recovery import INTERRUPTED
+from proxy.background.meta import is_object
+from proxy.background.recovery import is_interruption
+from proxy.background.remote import RemoteRun
 from proxy.background.run import Run
-from proxy.core.background import error_message, truth
+from proxy.core.background import truth
 from proxy.core.responses import read_payload
 from proxy.errors import BadRequestError, RequestError
 from proxy.gateway.heartbeat import Heartbeat
@@ -16,9 +19,9 @@ from proxy.store import CopyInfo, StoreError, Tombstone
 from proxy.upstream.headers import response_headers
 
 if TYPE_CHECKING:
+    from proxy.background.runs import Runs
     from proxy.gateway.downstream import Downstream
     from proxy.settings import Settings
-    from proxy.store import Store
     from proxy.upstream.headers import Pairs
 
 __all__ = [
@@ -26,7 +29,6 @@ __all__ = [
     "StreamAnswers",
     "away",
     "cannot_cancel",
-    "is_object",
     "no_stream",
     "read_query",
     "status_of",
@@ -43,44 +45,77 @@ _OK = 200
 class StreamAnswers:
     """Streams of copies: followed while they are made, replayed when they have ended."""
 
-    def __init__(self, settings: Settings, store: Store) -> None:
+    def __init__(self, settings: Settings, runs: Runs) -> None:
         self._settings = settings
-        self._store = store
+        self._runs = runs
+        self._store = runs.store
 
     async def follow(
-        self, down: Downstream, run: Run, after: int, upstream_headers: Pairs | None
+        self,
+        down: Downstream,
+        run: Run | RemoteRun,
+        after: int,
+        headers: Pairs,
+        *,
+        head: Pairs | None = None,
     ) -> None:
-        """Answer with a run's events behind the number ``after``, until it ends."""
-        await self._start_stream(down, upstream_headers)
-        heartbeat = Heartbeat(
-            down.writer,
-            run.corrector,
-            every_s=self._settings.heartbeat_s,
-            kind=self._settings.heartbeat_kind,
-        )
+        """Answer with a run's events behind the number ``after``, until it ends.
+
+        ``headers`` are the request's as they go up, ``head`` those that upstream's stream came
+        with.
+        """
+        left: Ending | Place = Place(None, after)
         try:
-            with heartbeat:
-                ending = await follow(run, self._store, after, down.writer)
+            while isinstance(left, Place):
+                heartbeat = Heartbeat(
+                    down.writer,
+                    run if isinstance(run, RemoteRun) else run.corrector,
+                    every_s=self._settings.heartbeat_s,
+                    kind=self._settings.heartbeat_kind,
+                )
+                with heartbeat, run.followed():
+                    if not down.writer.started:
+                        await self._start_stream(down, head)
+                    left = await follow(run, self._store, left, down.writer)
+                if isinstance(left, Place) and run.key is not None:
+                    found = await self._runs.rejoin(run.key, headers)
+                    if isinstance(found, Tombstone) or found is None:
+                        left = Ending.LOST
+                    elif isinstance(found, CopyInfo):
+                        left = await self._replay_rest(down, found, left)
+                    else:
+                        run = found
         except StoreError:
-            ending = Ending.LOST
-        self._end(down, ending)
+            left = Ending.LOST
+        self._end(down, left if isinstance(left, Ending) else Ending.LOST)
 
     async def replay(self, down: Downstream, info: CopyInfo, after: int) -> None:
         """Answer with the events of an ended copy behind the number ``after``."""
-        store = self._store
         try:
-            index = await store.index_after(info.key, after)
-            if index >= info.blocks and error_message(info.snapshot) == INTERRUPTED:
-                # Its client may have seen more than a crash has left of the copy.
-                index = info.blocks - 1
+            index = await self._index_after(info, after)
         except StoreError as error:
             raise away(error) from error
         await self._start_stream(down, None)
         try:
-            ending = await replay(store, info.key, index, info.blocks, down.writer)
+            ending = await replay(self._store, info.key, index, info.blocks, down.writer)
         except StoreError:
             ending = Ending.LOST
         self._end(down, ending)
+
+    async def _replay_rest(self, down: Downstream, info: CopyInfo, place: Place) -> Ending:
+        """Go on with a copy that another replica has ended."""
+        index = place.index
+        if index is None:
+            index = await self._index_after(info, place.number)
+        return await replay(self._store, info.key, index, info.blocks, down.writer)
+
+    async def _index_after(self, info: CopyInfo, number: int) -> int:
+        """Tell where a reader goes on that has the event of this number."""
+        index = await self._store.index_after(info.key, number)
+        if index >= info.blocks and is_interruption(info.snapshot):
+            # Its client may have seen more than its proxy has left of the copy.
+            return info.blocks - 1
+        return index
 
     async def _start_stream(self, down: Downstream, upstream_headers: Pairs | None) -> None:
         head = response_headers(
@@ -106,16 +141,11 @@ def away(error: StoreError) -> RequestError:
     return RequestError(503, f"The store of background responses does not answer: {error}")
 
 
-def is_object(info: CopyInfo) -> bool:
-    """Whether vLLM keeps the response itself, and only its owner is known here."""
-    return b'"mode":"object"' in info.meta
-
-
-def why_no_events(found: Run | CopyInfo | Tombstone) -> str | None:
+def why_no_events(found: Run | RemoteRun | CopyInfo | Tombstone) -> str | None:
     """Say why the events of a response are not there to be streamed; None if they are."""
     if isinstance(found, Tombstone):
         return f"its events were kept for a time and are gone ({found.reason})"
-    if isinstance(found, Run):
+    if isinstance(found, Run | RemoteRun):
         return "its events could not be kept" if found.copy_lost else None
     return (
         "it was created without stream, and its events were not kept" if is_object(found) else None

@@ -174,6 +174,15 @@ class RedisStore(RedisReader):
 
     # Among processes.
 
+    @property
+    def lease_overdue(self) -> bool:
+        """Whether another process may have taken our leases, since this one stood still."""
+        return self._leases.overdue
+
+    async def renew_leases(self) -> None:
+        """Renew the leases now, so that those which are lost are told of."""
+        await self._leases.renew()
+
     async def claim(self, key: CopyKey, digest: str) -> Claimed | None:
         """Claim a key before asking for what the copy will hold; None if nobody was before us."""
         member = to_member(key)

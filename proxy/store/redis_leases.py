@@ -53,8 +53,16 @@ class Leases:
         self._tokens: dict[bytes, str] = {}
         self._claims: dict[bytes, str] = {}
         self._doomed: dict[bytes, str] = {}
+        self._renewed_at: float | None = None  # the loop's time
         self._task: asyncio.Task[None] | None = None
         self.on_lost: Callable[[CopyKey], None] | None = None
+
+    @property
+    def overdue(self) -> bool:
+        """Whether a lease may have run out although the server was there: this process stood."""
+        now = asyncio.get_running_loop().time()
+        renewed_at = self._renewed_at
+        return renewed_at is not None and self._link.up and now - renewed_at > self._lease_s
 
     def new_token(self) -> str:
         """Make a token that nobody else has."""
@@ -89,6 +97,7 @@ class Leases:
 
     def start(self) -> None:
         """Begin to renew."""
+        self._renewed_at = asyncio.get_running_loop().time()
         self._task = asyncio.create_task(self._keep())  # noqa: TID251 - awaited by aclose
 
     async def aclose(self) -> list[tuple[bytes, str]]:
@@ -109,6 +118,7 @@ class Leases:
 
     async def renew(self) -> None:
         """Renew what is held, once; tell of leases that others have taken."""
+        began_at = asyncio.get_running_loop().time()
         await self._drop_doomed()
         leases = [(self._keys.copy(m), m, token) for m, token in self._tokens.items()]
         claims = [(self._keys.claim(m), b"", token) for m, token in self._claims.items()]
@@ -123,6 +133,7 @@ class Leases:
             for place in lost:
                 _, member, token = some[place - 1]
                 self.lost(member, token)
+        self._renewed_at = began_at
 
     def lost(self, member: bytes, token: str) -> None:
         """Let go of a lease that another process has taken, and tell."""

@@ -213,7 +213,7 @@ class Tail:
             watched.watcher.gone()
         elif watched.blocks >= total:
             self.unwatch(member)
-            watched.watcher.ended(total)
+            watched.watcher.finished(total)
         else:
             watched.total = total
 

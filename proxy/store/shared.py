@@ -60,7 +60,7 @@ class Watcher(Protocol):
     def grown(self, blocks: Sequence[Block]) -> None:
         """Take the next blocks, without gap or repeat."""
 
-    def ended(self, blocks: int) -> None:
+    def finished(self, blocks: int) -> None:
         """The copy ends with this block count; the last of them may be still to come."""
 
     def gone(self) -> None:
@@ -81,6 +81,19 @@ class SharedStore(Store, Protocol):
         """Begin to keep leases and to hear news.
 
         A store that is away is no reason to fail; raises ``StoreError`` if it will not do.
+        """
+
+    @property
+    def lease_overdue(self) -> bool:
+        """Whether another process may have taken our leases, since this one stood still.
+
+        Never while the store is away: then nobody can.
+        """
+
+    async def renew_leases(self) -> None:
+        """Renew the leases now, so that those which are lost are told of.
+
+        Raises ``StoreUnavailableError``.
         """
 
     async def claim(self, key: CopyKey, digest: str) -> Claimed | None:

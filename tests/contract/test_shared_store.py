@@ -64,7 +64,7 @@ class Ear:
         self.blocks += blocks
         self._signal.notify()
 
-    def ended(self, blocks: int) -> None:
+    def finished(self, blocks: int) -> None:
         """Take the end."""
         self.end = blocks
         self._signal.notify()

@@ -5,7 +5,7 @@ local token, batch, after = ARGV[5], ARGV[6], tonumber(ARGV[7])
 local found = find()
 if not found then
     return {'absent'}
-elseif found.ended_at then
+elseif found.ended_at and (token == '-' or token == found.token) then
     return {'ended'}
 elseif found.token ~= token then
     return {'taken'}

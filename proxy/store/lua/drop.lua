@@ -1,6 +1,6 @@
 -- Remove the copy and leave a tombstone; answer {1, time} if there was one.
--- Arguments: reason, token that an open copy must have ('' for any), only if it had ended by then
--- ('' for always).
+-- Arguments: reason, its writer's token ('' for whoever, '-' for none: then only an ended copy goes),
+-- only if it had ended by then ('' for always).
 local token, ended_by = ARGV[6], tonumber(ARGV[7])
 if ended_by then  -- also one whose other keys the server has removed by itself
     local ended_at = redis.call('ZSCORE', ENDED, member)
@@ -9,7 +9,7 @@ if ended_by then  -- also one whose other keys the server has removed by itself
     end
 else
     local found = find()
-    if not found or (token ~= '' and not found.ended_at and found.token ~= token) then
+    if not found or (token ~= '' and found.token ~= token and not (token == '-' and found.ended_at)) then
         return {0}
     end
 end
