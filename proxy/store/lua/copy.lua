@@ -33,9 +33,9 @@ local function remove(reason)
     local ended = redis.call('ZREM', ENDED, member) == 1
     local size = tonumber(redis.call('HGET', SIZES, member) or 0)
     redis.call('HDEL', SIZES, member)
-    redis.call('HINCRBY', TOTALS, 'size', -size)
+    redis.call('HINCRBY', TOTALS, 'size', 0 - size)  -- and not -0, which is no integer
     if ended then
-        redis.call('HINCRBY', TOTALS, 'ended', -size)
+        redis.call('HINCRBY', TOTALS, 'ended', 0 - size)
     end
     redis.call('HSET', STONES, member, reason .. ':' .. string.format('%.6f', now))
     redis.call('ZADD', STONE_AGES, now, member)
