@@ -18,10 +18,10 @@ from proxy.store import (
 from proxy.store.redis_keys import Keys, from_member, to_member
 from proxy.store.redis_leases import Leases
 from proxy.store.redis_link import Link
+from proxy.store.redis_queue import ScriptQueue
 from proxy.store.redis_reader import AT_ONCE, Arg, RedisReader
 from proxy.store.redis_replies import full, lost, read_info
 from proxy.store.redis_tail import Tail
-from proxy.store.redis_writer import RedisWriter
 from proxy.store.rows import encode_row, rows
 from proxy.store.shared import Claimed, Taken
 
@@ -62,7 +62,7 @@ class RedisStore(RedisReader):
         given = self._limits.max_store_bytes
         self._max_bytes = _STORE_BYTES if given is None else given
         self._lease_s = lease_s
-        self._writer = RedisWriter(self._link, group_s=_GROUP_S, patience_s=_PATIENCE_S)
+        self._writer = ScriptQueue(self._link, group_s=_GROUP_S, patience_s=_PATIENCE_S)
         self._leases = Leases(
             self._link, self._keys, lease_s=lease_s, now=self._now, drop_call=self._drop_call
         )
@@ -163,7 +163,7 @@ class RedisStore(RedisReader):
                     gone.append(Tombstone(from_member(member), Gone.EXPIRED, float(answer[1])))
         forgotten = AT_ONCE
         while forgotten >= AT_ONCE:
-            (forgotten,) = await self._read("stones", b"", self._limits.tombstone_ttl_s)
+            (forgotten,) = await self._look_up("stones", b"", self._limits.tombstone_ttl_s)
         return gone
 
     async def aclose(self) -> None:
@@ -292,9 +292,10 @@ class RedisStore(RedisReader):
 
     async def _close(self) -> None:
         await self._writer.aclose()
+        await self._lookups.aclose()
         for member, token in await self._leases.aclose():
             with suppress(StoreUnavailableError):
-                await self._read("release", member, token)
+                await self._link.run(*self._call("release", member, token))
         if self._tail is not None:
             await self._tail.aclose()
         await self._link.aclose()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.store import CopyInfo, StoreUnavailableError
 from proxy.store.redis_keys import from_member, to_member
+from proxy.store.redis_queue import ScriptQueue
 from proxy.store.redis_replies import read_found
 from proxy.store.rows import decode_row
 
@@ -40,6 +41,8 @@ class RedisReader:
         self._keys = keys
         self._limits = limits
         self._clock = clock
+        # Many may ask at once, after a restart for example.
+        self._lookups = ScriptQueue(link, group_s=0.0, patience_s=0.0)
 
     @property
     def up(self) -> bool:
@@ -48,7 +51,7 @@ class RedisReader:
 
     async def get(self, key: CopyKey) -> CopyInfo | Tombstone | None:
         """Tell what is known of a key."""
-        return read_found(key, await self._read("get", to_member(key)))
+        return read_found(key, await self._look_up("get", to_member(key)))
 
     async def known(self, response_id: str) -> bool:
         """Tell whether any owner has or had a copy under this id."""
@@ -58,7 +61,9 @@ class RedisReader:
         """Yield the blocks from ``start`` on, in batches of at most 1 MiB or one block."""
         generation, end = b"", start
         while True:
-            answer = await self._read("read", to_member(key), generation, start, _READ_BYTES)
+            answer = await self._link.run(
+                *self._call("read", to_member(key), generation, start, _READ_BYTES)
+            )
             if not answer:
                 return
             if not generation:
@@ -73,7 +78,7 @@ class RedisReader:
 
     async def index_after(self, key: CopyKey, number: int) -> int:
         """Tell the index of the first block with a greater number."""
-        answer = await self._read("index", to_member(key), number)
+        answer = await self._look_up("index", to_member(key), number)
         if not answer:
             return 0
         row = decode_row(answer[1]) if len(answer) > 1 else []
@@ -100,8 +105,8 @@ class RedisReader:
     def _drop_call(self, member: bytes, reason: Gone, token: str, *, ended_by: Arg = "") -> Call:
         return self._call("drop", member, reason.value, token, ended_by)
 
-    async def _read(self, script: str, member: bytes, *args: Arg) -> Any:
-        return await self._link.run(*self._call(script, member, *args))
+    async def _look_up(self, script: str, member: bytes, *args: Arg) -> Any:
+        return await self._lookups.run(self._call(script, member, *args))
 
     async def _late(self, keys: bytes, past_s: float) -> list[bytes]:
         late: list[bytes] = await self._link.run("late", [keys], [self._now(), past_s])

@@ -28,6 +28,7 @@ from tests.e2e.background import (
 )
 from tests.e2e.wire import post_stream
 from tests.fake_responses_api import FakeResponsesApi
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.conftest import Lastword, StartLastword
@@ -186,3 +187,55 @@ async def test_a_replica_that_stops_hands_its_runs_over(
         assert (await follower.rest(), follower.ending) == (expected(), "clean")
         resumed = await replay(b.url, 3)
         assert blocks(resumed.body) == expected()[4:]
+
+
+@pytest.mark.timeout(90)
+async def test_a_thousand_followers(
+    fake: FakeVllm, replicas: StartReplicas, redis_server: RedisServer
+) -> None:
+    """All get the same stream, and Redis sees a few connections per replica, not one for each."""
+    proxies = await replicas("proxy")
+    api = FakeResponsesApi(fake, gated=True, tokens=20)
+    whole = b"".join(expected(deltas=20))
+    async with creating(proxies[0].url, gated=fake) as direct:
+        api.step("resp_1", 5)
+        await direct.read(6)
+
+        def following_now() -> int:
+            gateways = [proxy.gateway for proxy in proxies]  # type: ignore[attr-defined]
+            made = gateways[0].runs._makers.by_key.values()
+            remote = [one for g in gateways[1:] for one in g.runs._replicas._remotes.values()]
+            return sum(len(feed._live) for feed in (*(maker.run for maker in made), *remote))
+
+        followers: list[asyncio.Task[bytes]] = []
+        while len(followers) < 1_000:
+            url = proxies[len(followers) // 100 % 3].url
+            followers += [asyncio.create_task(read_stream(url)) for _ in range(100)]
+            async with asyncio.timeout(PATIENCE_S):
+                while following_now() < len(followers) + 1:  # noqa: ASYNC110 -- nobody tells
+                    await asyncio.sleep(0.02)
+        clients = redis_server.ask("INFO", "clients").decode()
+        connected = int(clients.partition("connected_clients:")[2].partition("\r")[0])
+        assert connected <= 3 * 10 + 1
+        api.step("resp_1", 10)
+        await direct.read(16)
+        api.step("resp_1", 100)
+        async with asyncio.timeout(60):
+            answers = await asyncio.gather(*followers)
+        assert b"".join(await direct.rest()) == whole
+    assert set(answers) == {whole}
+
+
+async def read_stream(url: str) -> bytes:
+    """Read a whole replay, however long it takes; the end of a chunked body must be there."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = b"GET /v1/responses/resp_1?stream=true HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    writer.write(head)
+    await reader.readuntil(b"\r\n\r\n")
+    body = b""
+    while size := int(await reader.readline(), 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    writer.close()
+    await writer.wait_closed()
+    return body

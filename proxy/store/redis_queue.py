@@ -1,7 +1,8 @@
-"""One task that writes: scripts from all runs, sent in pipelined groups.
+"""Scripts in a queue, sent in pipelined groups by one task.
 
 Why groups: a round trip costs more than a script, so what comes within ``group_s`` (ten
-milliseconds) shares one.  A script that is not an append does not wait.
+milliseconds for appends) or while the last group is on its way shares one.  A script that
+somebody waits for does not wait for others.
 
 Why appends are repeated: while the server is away a writer's batch may wait for it, since nothing
 behind it is sent before.  A script knows a batch that it has seen, so one whose answer was lost
@@ -21,7 +22,7 @@ from proxy.store import StoreUnavailableError
 if TYPE_CHECKING:
     from proxy.store.redis_link import Call, Link
 
-__all__ = ["RedisWriter"]
+__all__ = ["ScriptQueue"]
 
 _GROUP_CALLS = 256
 _GROUP_BYTES = 4 * 1024 * 1024
@@ -37,7 +38,7 @@ class _Job:
     give_up_at: float  # the loop's time
 
 
-class RedisWriter:
+class ScriptQueue:
     """Sends scripts in order, in groups, on one event loop.
 
     A patient script waits up to ``patience_s`` for a server that is away; the others fail with it.
@@ -79,7 +80,7 @@ class RedisWriter:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         for job in self._jobs:
-            _settle(job, StoreUnavailableError("The store's writer has stopped."))
+            _settle(job, StoreUnavailableError("The store's queue has stopped."))
 
     async def _serve(self) -> None:
         pause_s = 0.0
