@@ -9,7 +9,7 @@ import structlog
 
 from proxy.background.feed import State
 from proxy.background.maker import Maker, MakerLimits
-from proxy.background.run import Run, RunMode
+from proxy.background.run import GATHER_S, Run, RunMode
 from proxy.store import CopyKey, Gone, StoreError
 
 if TYPE_CHECKING:
@@ -128,7 +128,11 @@ class Makers:
             max_event_bytes=self._settings.max_event_bytes,
             on_dropped=self._drop,
             meta=meta,
+            gather_s=self._gather_s,
         )
+
+    def _gather_s(self) -> float:
+        return GATHER_S if self._shared is None else self._shared.gather_s
 
     def _drop(self, run: Run, reason: str) -> None:
         """Tell of a copy that could not be kept, and leave no part of it behind."""

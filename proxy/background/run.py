@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "RunMode"]
 
+GATHER_S = 0.05
+"""How long events gather before they are stored, unless the store says otherwise."""
+
 
 class RunMode(StrEnum):
     """Who makes the response go on without its client."""
@@ -48,8 +51,10 @@ class Run(Feed):
         max_event_bytes: int,
         on_dropped: Callable[[Run, str], None],
         meta: bytes,
+        gather_s: Callable[[], float] = lambda: GATHER_S,
     ) -> None:
         super().__init__(store)
+        self._gather_s = gather_s
         self.mode = mode
         self.meta = meta
         self.corrector = Corrector(max_event_bytes=max_event_bytes)
@@ -197,7 +202,11 @@ class Run(Feed):
         if self.key is None:
             raise RuntimeError("a run is recorded once it has an id")
         self._recorder = Recorder(
-            self._store, self.key, on_stored=self._forget_stored, on_lost=self._lose_copy
+            self._store,
+            self.key,
+            on_stored=self._forget_stored,
+            on_lost=self._lose_copy,
+            gather_s=self._gather_s,
         )
         self._recording = asyncio.create_task(  # noqa: TID251 - awaited by close
             self._recorder.run(create=create, stored=self._stored)

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["RedisStore"]
 
-_GROUP_S = 0.010
+_GATHER_S = 0.010
+_GATHER_AT_MOST_S = 0.050
+_GATHER_PER_RUN_S = 0.000_5
+"""An append costs a tenth of a millisecond: with many runs each sends fewer and larger ones."""
+
 _PATIENCE_S = 30.0
 """How long a batch waits for a server that is away, and a follower for news of its copy."""
 
@@ -62,7 +66,7 @@ class RedisStore(RedisReader):
         given = self._limits.max_store_bytes
         self._max_bytes = _STORE_BYTES if given is None else given
         self._lease_s = lease_s
-        self._writer = ScriptQueue(self._link, group_s=_GROUP_S, patience_s=_PATIENCE_S)
+        self._writer = ScriptQueue(self._link, patience_s=_PATIENCE_S)
         self._leases = Leases(
             self._link, self._keys, lease_s=lease_s, now=self._now, drop_call=self._drop_call
         )
@@ -173,6 +177,11 @@ class RedisStore(RedisReader):
         await asyncio.shield(self._closing)
 
     # Among processes.
+
+    @property
+    def gather_s(self) -> float:
+        """How long a writer lets events gather: 10 ms, with more than 20 open copies up to 50."""
+        return min(max(_GATHER_S, self._leases.held * _GATHER_PER_RUN_S), _GATHER_AT_MOST_S)
 
     @property
     def lease_overdue(self) -> bool:

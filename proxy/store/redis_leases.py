@@ -58,6 +58,11 @@ class Leases:
         self.on_lost: Callable[[CopyKey], None] | None = None
 
     @property
+    def held(self) -> int:
+        """How many copies this process writes."""
+        return len(self._tokens)
+
+    @property
     def overdue(self) -> bool:
         """Whether a lease may have run out although the server was there: this process stood."""
         now = asyncio.get_running_loop().time()

@@ -1,8 +1,7 @@
 """Scripts in a queue, sent in pipelined groups by one task.
 
-Why groups: a round trip costs more than a script, so what comes within ``group_s`` (ten
-milliseconds for appends) or while the last group is on its way shares one.  A script that
-somebody waits for does not wait for others.
+Why groups: a round trip costs more than a script, so what comes while the last group is on its
+way shares the next one.
 
 Why appends are repeated: while the server is away a writer's batch may wait for it, since nothing
 behind it is sent before.  A script knows a batch that it has seen, so one whose answer was lost
@@ -44,9 +43,8 @@ class ScriptQueue:
     A patient script waits up to ``patience_s`` for a server that is away; the others fail with it.
     """
 
-    def __init__(self, link: Link, *, group_s: float, patience_s: float) -> None:
+    def __init__(self, link: Link, *, patience_s: float = 0.0) -> None:
         self._link = link
-        self._group_s = group_s
         self._patience_s = patience_s
         self._jobs: deque[_Job] = deque()
         self._wake = asyncio.Event()
@@ -57,7 +55,7 @@ class ScriptQueue:
     async def run(self, call: Call, *, size: int = 0, waits: bool = False) -> Any:
         """Run a script and return its answer; raises ``StoreUnavailableError``.
 
-        ``waits``: it may wait for others to share a round trip, and for a server that is away.
+        ``waits``: it may wait for a server that is away.
         """
         if self._closing:
             raise StoreUnavailableError("The store is closed: the proxy is shutting down.")
@@ -68,7 +66,7 @@ class ScriptQueue:
         job = _Job(call, size, loop.create_future(), give_up_at)
         self._jobs.append(job)
         self._wake.set()
-        if not waits or size >= _GROUP_BYTES or len(self._jobs) >= _GROUP_CALLS:
+        if not waits:
             self._hurry.set()
         return await job.future
 
@@ -88,7 +86,8 @@ class ScriptQueue:
             if not self._jobs:
                 self._wake.clear()
                 await self._wake.wait()
-            await self._gather(pause_s or self._group_s)
+            if pause_s:
+                await self._pause(pause_s)
             group = self._take_group()
             if not group:
                 continue
@@ -100,12 +99,11 @@ class ScriptQueue:
             self._jobs.extendleft(reversed(waiting))
             pause_s = min(max(_PAUSE_S, pause_s * 2), _LONGEST_PAUSE_S) if waiting else 0.0
 
-    async def _gather(self, pause_s: float) -> None:
-        """Let more come, unless somebody is in a hurry."""
-        if not self._hurry.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._hurry.wait()
+    async def _pause(self, pause_s: float) -> None:
+        """Leave a server that is away alone for a moment, unless somebody waits for an answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._hurry.wait()
         self._hurry.clear()
 
     def _take_group(self) -> list[_Job]:
@@ -118,8 +116,6 @@ class ScriptQueue:
             if not job.future.done():  # its caller was cancelled before anything was sent
                 group.append(job)
                 size += job.bytes
-        if self._jobs:
-            self._hurry.set()
         return group
 
     def _settle(self, group: list[_Job], answers: list[Any]) -> list[_Job]:

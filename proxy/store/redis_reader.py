@@ -42,7 +42,7 @@ class RedisReader:
         self._limits = limits
         self._clock = clock
         # Many may ask at once, after a restart for example.
-        self._lookups = ScriptQueue(link, group_s=0.0, patience_s=0.0)
+        self._lookups = ScriptQueue(link)
 
     @property
     def up(self) -> bool:

@@ -77,6 +77,10 @@ class SharedStore(Store, Protocol):
     def up(self) -> bool:
         """Whether the store answered when it was last asked."""
 
+    @property
+    def gather_s(self) -> float:
+        """How long a writer should let events gather: followers elsewhere wait for them."""
+
     async def start(self, listener: Listener) -> None:
         """Begin to keep leases and to hear news.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _START_LIMIT_S: Final = 15.0
 _STOP_LIMIT_S: Final = 5.0
@@ -25,10 +25,18 @@ class StartError(Exception):
 
 @contextlib.contextmanager
 def pinned(
-    command: Sequence[str], *, core: int, log: Path, stdout: int | None = None
+    command: Sequence[str],
+    *,
+    core: int,
+    log: Path,
+    stdout: int | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command on one core until the block is left; then it and its children are ended."""
-    environment = {
+    """Run a command on one core until the block is left; then it and its children are ended.
+
+    ``environment`` is added to what this process has, without the settings and proxies in it.
+    """
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("LASTWORD_") and not name.lower().endswith("_proxy")
@@ -42,7 +50,7 @@ def pinned(
                 stdin=subprocess.DEVNULL,
                 stdout=errors if stdout is None else stdout,
                 stderr=errors,
-                env=environment,
+                env=inherited | dict(environment or {}),
             )
         finally:
             os.sched_setaffinity(0, ours)

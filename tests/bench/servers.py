@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tests.bench.processes import await_port, free_port, pinned
+from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -89,7 +90,13 @@ def _nginx_path() -> str | None:
 
 @contextlib.contextmanager
 def _lastword(
-    upstream: int, core: int, folder: Path, *, background: str = "pass", store: str = "memory:"
+    upstream: int,
+    core: int,
+    folder: Path,
+    *,
+    background: str = "pass",
+    store: str = "memory:",
+    environment: dict[str, str] | None = None,
 ) -> Iterator[Running]:
     """Start this project's proxy as its command line does.
 
@@ -101,9 +108,26 @@ def _lastword(
     command += ["--upstream", f"http://127.0.0.1:{upstream}", "--background", background]
     command += ["--store", store.format(folder=folder)]
     command += ["--port", str(port), "--admin-port", "0"]
-    with pinned(command, core=core, log=log) as process:
+    with pinned(command, core=core, log=log, environment=environment) as process:
         await_port(process, port, log)
         yield Running(port, process.pid)
+
+
+@contextlib.contextmanager
+def _lastword_redis(upstream: int, core: int, folder: Path) -> Iterator[Running]:
+    """Start the proxy with a Redis of its own, whose CPU time is not the proxy's."""
+    with RedisServer("redis", folder) as redis, redis_proxy(upstream, core, folder, redis) as proxy:
+        yield proxy
+
+
+@contextlib.contextmanager
+def redis_proxy(upstream: int, core: int, folder: Path, redis: RedisServer) -> Iterator[Running]:
+    """Start one replica that records in this Redis."""
+    secret = {"LASTWORD_OWNER_SECRET": "the same for all of us"}
+    with _lastword(
+        upstream, core, folder, background="proxy", store=redis.url, environment=secret
+    ) as proxy:
+        yield proxy
 
 
 _SQLITE: Final = "sqlite:{folder}/copies.db"
@@ -118,4 +142,5 @@ SERVERS: Final = (
     Server("lastword", _lastword),
     Server("recording", partial(_lastword, background="proxy")),
     Server("recording-sqlite", partial(_lastword, background="proxy", store=_SQLITE)),
+    Server("recording-redis", _lastword_redis),
 )

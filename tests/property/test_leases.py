@@ -42,8 +42,6 @@ class Leases(RuleBasedStateMachine):
             RedisStore(self.url, prefix=prefix, lease_s=LEASE_S, clock=lambda: self.now)
             for _ in range(3)
         ]
-        for store in self.stores:
-            store._writer._group_s = 0
         self.believes: dict[int, int] = {}  # process -> blocks, of those that think they write
         self.holder: int | None = None
         self.held_until = 0.0
