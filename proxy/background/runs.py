@@ -117,8 +117,8 @@ class Runs:
         """
         digest = digest_of(asked)
         wanted = CopyKey(owner, request_id) if request_id is not None else None
-        if self._shared is not None and not self._shared.up:
-            await self._shared.size()  # no run is begun that cannot be kept
+        if self._shared is not None and wanted is None:
+            await self._shared.size()  # no run is begun where it is known that it cannot be kept
         while wanted is not None:
             begun = self._begun.get(wanted)
             if begun is not None and not begun[1].refused:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from proxy.store import redis as redis_store
-from proxy.store import redis_link
+from proxy.store import redis_link, redis_tail
 from tests.e2e.background import (
     blocks,
     create,
@@ -199,7 +199,9 @@ async def test_away_for_too_long(
 ) -> None:
     """What waits for it has an end: the copy is dropped whole as soon as it is back."""
     monkeypatch.setattr(redis_store, "_PATIENCE_S", 0.5)
-    a, b = await lastword(**settings), await lastword(**settings)
+    monkeypatch.setattr(redis_tail, "_BLOCK_S", 0.3)
+    a = await lastword(**settings | {"lease_s": 3})
+    b = await lastword(**settings | {"lease_s": 3})
     api = FakeResponsesApi(fake, gated=True)
     async with creating(a.url, gated=fake) as direct, following(b.url) as follower:
         api.step("resp_1", 3)
