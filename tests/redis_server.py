@@ -88,7 +88,7 @@ class RedisServer:
 
     def _answers(self) -> bool:
         try:
-            return self.ask("PING").startswith(b"+PONG")
+            return self.ask("PING").startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False
 

@@ -12,6 +12,7 @@ import structlog
 
 from proxy.store import Gone, StoreUnavailableError
 from proxy.store.redis_keys import from_member
+from proxy.store.redis_link import stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,9 +108,7 @@ class Leases:
 
     async def aclose(self) -> list[tuple[bytes, str]]:
         """Renew no more; return the leases that are left, by member."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop(self._task)
         with suppress(StoreUnavailableError):
             await self._drop_doomed()
             if self._claims:

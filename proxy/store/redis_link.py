@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from redis.typing import EncodableT
 
-__all__ = ["ANSWER_S", "Call", "Link"]
+__all__ = ["ANSWER_S", "Call", "Link", "stop"]
 
 ANSWER_S = 3.0
 """How long the server may take for an answer, or to be reached, until it counts as away."""
@@ -173,6 +173,18 @@ class Link:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailableError("The store is closed: the proxy is shutting down.")
+
+
+async def stop(*tasks: asyncio.Task[None] | None) -> None:
+    """Cancel tasks that use a link, until they have ended.
+
+    The client may swallow a cancellation that comes while it connects.
+    """
+    left = {task for task in tasks if task is not None}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=0.1)
 
 
 def _pool(url: str, connections: int, answer_s: float) -> BlockingConnectionPool:

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from proxy.store import Block, StoreUnavailableError
 from proxy.store.redis_keys import from_member
+from proxy.store.redis_link import stop
 from proxy.store.rows import decode_row
 
 if TYPE_CHECKING:
@@ -90,11 +91,7 @@ class Tail:
 
     async def aclose(self) -> None:
         """Stop reading; nobody is told any more."""
-        left = {*self._tasks, *([self._waking] if self._waking else [])}
-        while left:  # the client may swallow a cancellation that comes while it connects
-            for task in left:
-                task.cancel()
-            _, left = await asyncio.wait(left, timeout=0.1)
+        await stop(*self._tasks, self._waking)
         self._watched.clear()
         await self._client.aclose()
         await self._client.connection_pool.disconnect()

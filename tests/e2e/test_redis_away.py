@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from proxy.errors import SettingsError
 from proxy.store import redis as redis_store
 from proxy.store import redis_link, redis_tail
 from tests.e2e.background import (
@@ -243,3 +244,25 @@ async def test_started_while_it_is_away(
 
     await until(created)
     assert blocks((await replay(a.url, response_id="mine")).body) == expected(response_id="mine")
+
+
+async def test_servers_that_will_not_do(
+    tmp_path: Path, settings: dict[str, Any], fake: FakeVllm, lastword: StartLastword
+) -> None:
+    """A cluster or a wrong password is refused at start, in a sentence without the password."""
+    with (
+        RedisServer("redis", tmp_path, "--cluster-enabled", "yes") as cluster,
+        pytest.raises(SettingsError, match="part of a cluster"),
+    ):
+        await lastword(**settings | {"store": cluster.url})
+    with RedisServer("valkey", tmp_path, "--requirepass", "right") as guarded:
+        wrong, right = (guarded.url.replace("//", f"//:{word}@") for word in ("secret", "right"))
+        for url in (guarded.url, wrong):
+            with pytest.raises(SettingsError, match="The Redis server refuses") as refused:
+                await lastword(**settings | {"store": url})
+            assert "secret" not in str(refused.value)
+        a = await lastword(**settings | {"store": right})
+        FakeResponsesApi(fake)
+        assert blocks((await create(a.url)).body) == WHOLE
+        assert blocks((await replay(a.url)).body) == WHOLE
+        assert (await delete(a.url)).status == 200
