@@ -132,9 +132,9 @@ class Replicas:
     async def _look_on(self) -> None:
         while True:
             try:
-                for info in await self._store.orphans():
-                    if not self._recovery.waits_for_owner(info.key):
-                        await self._take_over(info.key)
+                for key in await self._store.orphans():
+                    if not self._recovery.waits_for_owner(key):
+                        await self._take_over(key)
             except StoreError as error:
                 log.debug("runs that lost their replica cannot be looked for", error=str(error))
             with suppress(TimeoutError):

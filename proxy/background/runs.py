@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -247,4 +248,5 @@ class Runs:
             maker.give_up()
             self._makers.forget(maker)
             if wanted is not None and self._shared is not None:
-                await self._shared.unclaim(wanted)
+                with suppress(StoreError):  # a claim that is not renewed ends by itself
+                    await self._shared.unclaim(wanted)

@@ -62,10 +62,9 @@ class RedisStore(RedisReader):
         lease_s: float = 10.0,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        super().__init__(Link(url), Keys(prefix), limits or Limits(), clock)
+        super().__init__(Link(url), Keys(prefix), limits or Limits(), lease_s, clock)
         given = self._limits.max_store_bytes
         self._max_bytes = _STORE_BYTES if given is None else given
-        self._lease_s = lease_s
         self._writer = ScriptQueue(self._link, patience_s=_PATIENCE_S)
         self._leases = Leases(
             self._link, self._keys, lease_s=lease_s, now=self._now, drop_call=self._drop_call
@@ -210,18 +209,6 @@ class RedisStore(RedisReader):
         if token is not None:
             await self._writer.run(("unclaim", [self._keys.claim(member)], [token]))
 
-    async def orphans(self) -> Sequence[CopyInfo]:
-        """List some open copies whose lease has run out while the server was there."""
-        loop = asyncio.get_running_loop()
-        since = self._link.up_since
-        if since is not None and loop.time() - since >= self._lease_s:
-            _, *late = await self._late(self._keys.open, 0)
-        else:  # their writers had no chance to renew: only what was given back
-            late = await self._link.ask(
-                "ZRANGEBYSCORE", self._keys.open, "-inf", 0, "LIMIT", 0, AT_ONCE
-            )
-        return await self._infos(late)
-
     async def take(self, key: CopyKey) -> Taken | None:
         """Become the writer of an open copy; None if another process writes it or it is none."""
         member = to_member(key)
@@ -302,9 +289,11 @@ class RedisStore(RedisReader):
     async def _close(self) -> None:
         await self._writer.aclose()
         await self._lookups.aclose()
-        for member, token in await self._leases.aclose():
-            with suppress(StoreUnavailableError):
-                await self._link.run(*self._call("release", member, token))
+        left = await self._leases.aclose()
+        with suppress(StoreUnavailableError):
+            for start in range(0, len(left), AT_ONCE):
+                some = left[start : start + AT_ONCE]
+                await self._link.run_all([self._call("release", *lease) for lease in some])
         if self._tail is not None:
             await self._tail.aclose()
         await self._link.aclose()

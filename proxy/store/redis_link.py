@@ -34,6 +34,9 @@ ANSWER_S = 3.0
 """How long the server may take for an answer, or to be reached, until it counts as away."""
 
 _CONNECTIONS = 8
+_TELL_AGAIN_S = 10.0
+"""A server may take reads and refuse writes, by turns: the log needs not hear of every turn."""
+
 _OLDEST = (6, 2)
 
 log = structlog.stdlib.get_logger("lastword")
@@ -57,6 +60,7 @@ class Link:
             raise StoreError(f"The address of the Redis server cannot be read: {error}") from error
         self._redis = Redis(connection_pool=self._pool)
         self._closed = False
+        self._told_at = float("-inf")  # the loop's time
         self.up = True
         self.up_since: float | None = None
 
@@ -129,16 +133,16 @@ class Link:
 
     def went_down(self, error: Exception) -> StoreUnavailableError:
         """Note that the server is away, and say so."""
-        if self.up and not self._closed:
-            log.warning("the store is away", error=_sentence(error))
+        now = asyncio.get_running_loop().time()
+        if self.up and not self._closed and now - self._told_at > _TELL_AGAIN_S:
+            self._told_at = now
+            log.warning("the store is away, or takes no writes", error=_sentence(error))
         self.up = False
         self.up_since = None
         return _failed(error)
 
     def came_up(self) -> None:
         """Note that the server has answered."""
-        if not self.up:
-            log.info("the store is back")
         self.up = True
         if self.up_since is None:
             self.up_since = asyncio.get_running_loop().time()
@@ -163,7 +167,9 @@ class Link:
                 answers = await pipeline.execute(raise_on_error=False)
         except (RedisError, OSError, TimeoutError) as error:
             raise self.went_down(error) from error
-        refused = [a for a in answers if isinstance(a, Exception) and not _is_unknown(a)]
+        refused = [
+            a for a in answers if isinstance(a, Exception) and not isinstance(a, NoScriptError)
+        ]
         if refused:
             self.went_down(refused[0])
         else:
@@ -214,10 +220,6 @@ class _PlainConnection(Connection):
 
 class _SecureConnection(SSLConnection):
     pack_command = _pack
-
-
-def _is_unknown(answer: Exception) -> bool:
-    return isinstance(answer, NoScriptError)
 
 
 def _failed(error: Exception) -> StoreUnavailableError:

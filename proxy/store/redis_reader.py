@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +36,17 @@ class RedisReader:
     """
 
     def __init__(
-        self, link: Link, keys: Keys, limits: Limits, clock: Callable[[], float] | None
+        self,
+        link: Link,
+        keys: Keys,
+        limits: Limits,
+        lease_s: float,
+        clock: Callable[[], float] | None,
     ) -> None:
         self._link = link
         self._keys = keys
         self._limits = limits
+        self._lease_s = lease_s
         self._clock = clock
         # Many may ask at once, after a restart for example.
         self._lookups = ScriptQueue(link)
@@ -91,6 +98,18 @@ class RedisReader:
     async def size(self) -> int:
         """Tell the bytes of all copies together."""
         return int(await self._link.ask("HGET", self._keys.totals, "size") or 0)
+
+    async def orphans(self) -> Sequence[CopyKey]:
+        """List some open copies whose lease has run out while the server was there."""
+        loop = asyncio.get_running_loop()
+        since = self._link.up_since
+        if since is not None and loop.time() - since >= self._lease_s:
+            _, *late = await self._late(self._keys.open, 0)
+        else:  # their writers had no chance to renew: only what was given back
+            late = await self._link.ask(
+                "ZRANGEBYSCORE", self._keys.open, "-inf", 0, "LIMIT", 0, AT_ONCE
+            )
+        return [from_member(member) for member in late]
 
     # Inside.
 

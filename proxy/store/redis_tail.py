@@ -11,7 +11,6 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import structlog
 from redis.exceptions import RedisError
 
 from proxy.store import Block, StoreUnavailableError
@@ -36,8 +35,6 @@ _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
 _LARGEST = 2**64 - 1
 _WAKE_LASTS_S = 600.0
-
-log = structlog.stdlib.get_logger("lastword")
 
 
 class _Watched:

@@ -110,7 +110,7 @@ class SharedStore(Store, Protocol):
     async def unclaim(self, key: CopyKey) -> None:
         """Let go of a claim that no copy came of; harmless without one."""
 
-    async def orphans(self) -> Sequence[CopyInfo]:
+    async def orphans(self) -> Sequence[CopyKey]:
         """List some open copies whose lease has run out.
 
         None while the store itself was away a lease's time ago: their writers could not renew.
