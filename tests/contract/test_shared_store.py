@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from proxy.store import Block, CopyInfo, CopyKey, CopyLostError, Gone, Limits, Tombstone
+from proxy.store import Block, CopyInfo, CopyKey, CopyLostError, Gone, Limits, Tombstone, redis_tail
 from proxy.store.redis import RedisStore
 from proxy.store.shared import Claimed, LeaseLostError
 from tests.redis_server import RedisServer
@@ -311,8 +311,14 @@ async def test_a_claim_dies_with_its_process(house: House) -> None:
 # Watching
 
 
-async def test_a_watcher_hears_every_block_once_and_the_end(house: House) -> None:
-    """What another process appends comes as it comes: no gap, no repeat, then the end."""
+async def test_a_watcher_hears_every_block_once_and_the_end(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another process appends comes as it comes: no gap, no repeat, then the end.
+
+    The read that every watcher shares is woken when one joins: it would else block for a minute.
+    """
+    monkeypatch.setattr(redis_tail, "_BLOCK_S", 60.0)
     a, b = await house.replica(), await house.replica()
     await a.store.create(KEY, meta=b"", snapshot=b"")
     await a.store.append(KEY, 0, blocks(0, 1))

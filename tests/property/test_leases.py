@@ -7,9 +7,15 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from proxy.store import Block, CopyInfo, CopyKey, CopyLostError, Gone
 from proxy.store.redis import RedisStore
@@ -57,6 +63,11 @@ class Leases(RuleBasedStateMachine):
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Do something to the end."""
         return self.loop.run_until_complete(work)
+
+    @initialize(process=PROCESSES)
+    def begin(self, process: int) -> None:
+        """Begin with a copy, or most that follows would be about none."""
+        self.create(process)
 
     @rule(process=PROCESSES)
     def create(self, process: int) -> None:
@@ -128,6 +139,12 @@ class Leases(RuleBasedStateMachine):
             self.holder, self.held_until = process, self.now + LEASE_S
             self.believes[process] = len(self.blocks)
 
+    @rule(process=PROCESSES)
+    def take_over(self, process: int) -> None:
+        """Take the copy when whoever writes it has been silent for too long."""
+        self.let_time_pass(LEASE_S)
+        self.take(process)
+
     @rule(processes=st.permutations(range(3)))
     def take_at_once(self, processes: list[int]) -> None:
         """Let all try at the same time: exactly one wins."""
@@ -192,9 +209,10 @@ def test_leases(redis_server: RedisServer) -> None:
     Leases.url = redis_server.url
     case = Leases.TestCase
     case.settings = settings(
-        max_examples=25,
+        max_examples=30,
         stateful_step_count=25,
         deadline=None,
+        phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes
         suppress_health_check=list(HealthCheck),
     )
     case().runTest()
