@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, Secret, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from proxy.core.corrector import Mode
 from proxy.errors import SettingsError
 
 __all__ = [
+    "REDIS_SCHEMES",
     "Background",
     "OnLostUpstream",
     "Settings",
+    "StoreUrl",
     "load_admin_url",
     "load_settings",
     "origin",
@@ -25,6 +28,8 @@ __all__ = [
 
 MIB = 1024 * 1024
 MASK = "***"
+REDIS_SCHEMES = ("redis", "rediss")
+_DATABASE = re.compile(r"(/\d*)?")
 
 
 class Background(StrEnum):
@@ -83,9 +88,29 @@ def _networks(value: str) -> str:
     return value
 
 
-def _store_url(value: str) -> str:
-    if value != "memory:" and not (value.startswith("sqlite:") and len(value) > len("sqlite:")):
-        raise ValueError("must be memory: or sqlite:PATH")
+class StoreUrl(Secret[str]):
+    """Where copies are kept; who logs in there, and with what, is shown to nobody."""
+
+    def _display(self) -> str:
+        return _masked(self.get_secret_value())
+
+
+def _store_url(value: StoreUrl) -> StoreUrl:
+    url = value.get_secret_value()
+    if url == "memory:" or (url.startswith("sqlite:") and len(url) > len("sqlite:")):
+        return value
+    parts = urlsplit(url)
+    try:
+        reachable = parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        reachable = False
+    if parts.scheme not in REDIS_SCHEMES or not reachable or not _DATABASE.fullmatch(parts.path):
+        raise ValueError(
+            "must be memory:, sqlite:PATH, redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE] or the"
+            " same with rediss: for TLS"
+        )
+    if any(not name.startswith("ssl_") for name, _ in parse_qsl(parts.query)):
+        raise ValueError("may have behind its ? only what TLS needs, such as ssl_ca_certs=PATH")
     return value
 
 
@@ -95,9 +120,9 @@ def _path_prefix(value: str) -> str:
     return value
 
 
-def _masked(value: object) -> object:
+def _masked(value: str) -> str:
     """Hide who logs in where, and with what, if this is a URL."""
-    if not isinstance(value, str) or "://" not in value:
+    if "://" not in value:
         return value
     try:
         parts = urlsplit(value)
@@ -139,9 +164,24 @@ class Settings(BaseSettings):
         " proxy keeps the stream open), auto (upstream, or proxy where vLLM's store is off), or"
         " pass (nothing is kept).",
     )
-    store: Annotated[str, AfterValidator(_store_url)] = Field(
-        "memory:",
-        description="Where copies of background responses are kept: memory: or sqlite:PATH.",
+    store: Annotated[StoreUrl, AfterValidator(_store_url)] = Field(
+        StoreUrl("memory:"),
+        description="Where copies of background responses are kept: memory:, sqlite:PATH or, for"
+        " several replicas, redis://HOST.",
+    )
+    owner_secret: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="What keys the hash of owners, at least 16 characters; the same for all"
+        " replicas with redis://. Better set as a variable: options can be seen by others.",
+    )
+    lease_s: Annotated[float, Field(ge=0.5)] = Field(
+        10.0,
+        description="With redis://, how long a replica may be silent until others take its"
+        " background responses over.",
+    )
+    redis_prefix: str = Field(
+        "lastword:", min_length=1, description="What the names of all keys in Redis begin with."
     )
     owner_headers: str = Field(
         "authorization",
@@ -157,7 +197,7 @@ class Settings(BaseSettings):
     max_store_bytes: Bytes | None = Field(
         None,
         description="Bytes of all copies; the oldest finished ones go first. By default 256 MiB in"
-        " memory:, 1 GiB in sqlite:.",
+        " memory:, 1 GiB in sqlite: and redis:.",
     )
     path_prefix: Annotated[str, AfterValidator(_path_prefix)] = Field(
         "", description="What stands before /v1/responses in the paths that clients use."
@@ -261,7 +301,25 @@ class Settings(BaseSettings):
         A field that holds a secret is a ``SecretStr``; users, passwords and query values of URLs
         are masked wherever they stand.
         """
-        return {name: _masked(value) for name, value in self.model_dump(mode="json").items()}
+        return {
+            name: _masked(value) if isinstance(value, str) else value
+            for name, value in self.model_dump(mode="json").items()
+        }
+
+    @model_validator(mode="after")
+    def _replicas_share_a_secret(self) -> Self:
+        """Each with a secret of its own, no replica would find what another has kept."""
+        if self.keeps_copies and self.shares_store and self.owner_secret is None:
+            raise ValueError(
+                "owner_secret is missing: with a redis store every replica needs the same one"
+                " (LASTWORD_OWNER_SECRET, at least 16 characters)"
+            )
+        return self
+
+    @property
+    def shares_store(self) -> bool:
+        """Whether other replicas use the same store."""
+        return self.store.get_secret_value().partition(":")[0] in REDIS_SCHEMES
 
     @property
     def keeps_copies(self) -> bool:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from tests.fake_vllm import FakeVllm
+from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 
 class Lastword(Protocol):
@@ -46,6 +47,20 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.upper().startswith("LASTWORD_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Give a real Redis 6.2, one for all tests of a process: each takes a key prefix of its own."""
+    with RedisServer("redis", tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Give a real Valkey 9, one for all tests of a process."""
+    with RedisServer("valkey", tmp_path_factory.mktemp("valkey")) as server:
+        yield server
 
 
 @pytest.fixture

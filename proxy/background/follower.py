@@ -6,10 +6,10 @@ from contextlib import aclosing
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from proxy.background.run import State
+from proxy.background.feed import Place, State
 
 if TYPE_CHECKING:
-    from proxy.background.run import Run, Sink
+    from proxy.background.feed import Feed, Sink
     from proxy.store import CopyKey, Store
 
 __all__ = ["Ending", "follow", "replay"]
@@ -23,12 +23,17 @@ class Ending(StrEnum):
     LOST = "lost"  # the copy is gone and what comes next is not known
 
 
-async def follow(run: Run, store: Store, after: int, sink: Sink) -> Ending:
-    """Write a run's blocks behind the number ``after`` into ``sink`` until the run ends.
+_ENDINGS = {State.ENDED: Ending.WHOLE, State.ELSEWHERE: Ending.ELSEWHERE, State.GONE: Ending.LOST}
 
-    A follower that is too slow for the run reads from the store and never slows it.
+
+async def follow(run: Feed, store: Store, after: int | Place, sink: Sink) -> Ending | Place:
+    """Write a run's blocks behind the number or place ``after`` into ``sink`` until the run ends.
+
+    A follower that is too slow for the run reads from the store and never slows it.  Returns the
+    place to go on from if another replica has taken the run over.
     """
-    index = await run.index_after(after)
+    place = after if isinstance(after, Place) else Place(None, after)
+    index = start = await run.index_of(place)
     while True:
         await sink.drain()
         if index < run.first:
@@ -36,13 +41,15 @@ async def follow(run: Run, store: Store, after: int, sink: Sink) -> Ending:
             if read == index:
                 return Ending.LOST
             index = read
+        elif run.state is State.MOVED:
+            return run.place(index) if index > start else place
         elif index < run.total:
             data, index = run.read(index)
             sink.write(data)
         elif run.state is State.OPEN:
             index = await run.live(index, sink)
         else:
-            return Ending.WHOLE if run.state is State.ENDED else Ending.ELSEWHERE
+            return _ENDINGS[run.state]
 
 
 async def replay(store: Store, key: CopyKey, index: int, blocks: int, sink: Sink) -> Ending:
@@ -55,15 +62,17 @@ async def replay(store: Store, key: CopyKey, index: int, blocks: int, sink: Sink
     return Ending.WHOLE if index >= blocks else Ending.LOST
 
 
-async def _read_stored(run: Run, store: Store, index: int, sink: Sink) -> int:
+async def _read_stored(run: Feed, store: Store, index: int, sink: Sink) -> int:
     """Write what only the store has; return the index behind it."""
     if run.key is None or run.copy_lost:
         return index
     async with aclosing(store.read(run.key, index)) as batches:
         async for batch in batches:
             await sink.drain()
-            sink.write(b"".join(block.raw for block in batch))
-            index += len(batch)
+            # The store may be ahead of what the run knows of itself when another replica makes it.
+            some = batch[: max(0, run.total - index)]
+            sink.write(b"".join(block.raw for block in some))
+            index += len(some)
             if index >= run.first:
                 break
     return index

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import httpx
+import structlog
 
-from proxy.background.run import Run, RunMode, State
+from proxy.background.feed import State
+from proxy.background.run import Run, RunMode
 from proxy.background.stall import Finding, StallCheck
 from proxy.core.content_coding import DECODABLE, PIECE_BYTES, InflateError, Inflater
 from proxy.core.outcome import Outcome
 from proxy.errors import RequestError, UpstreamError
+from proxy.store import StoreError
 from proxy.upstream.client import lost_message
 from proxy.upstream.headers import values
 from proxy.upstream.silence import SilenceLimit
@@ -21,10 +25,13 @@ from proxy.upstream.silence import SilenceLimit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from proxy.store.shared import SharedStore
     from proxy.upstream.client import UpstreamClient, UpstreamResponse
     from proxy.upstream.headers import Pairs
 
 __all__ = ["Answer", "Maker", "MakerLimits", "read_answer"]
+
+log = structlog.stdlib.get_logger("lastword")
 
 END_WAIT_S = 0.2
 RETRY_PAUSE_S = 1.0
@@ -68,6 +75,7 @@ class Maker:
         path: bytes,
         headers: Pairs,
         limits: MakerLimits,
+        shared: SharedStore | None = None,
     ) -> None:
         self.run = run
         self.started: asyncio.Future[Pairs | Answer] = asyncio.get_running_loop().create_future()
@@ -82,6 +90,9 @@ class Maker:
         self._stopping: State | None = None
         self._reason = ""
         self._read_again = False
+        self._shared = shared
+        self._held: list[bytes] = []  # what came while the lease is looked at
+        self._looking: asyncio.Task[None] | None = None
 
     @property
     def retrieve_headers(self) -> Pairs:
@@ -149,6 +160,18 @@ class Maker:
         if self._response is not None:
             await self._response.stream.aclose()
 
+    async def abandon(self, reason: str) -> None:
+        """End a run that nobody will follow, also where vLLM would make it go on by itself."""
+        await self.stop(State.ENDED, reason)
+        if self.run.mode is RunMode.UPSTREAM and self.run.key is not None:
+            target = b"%b/%b/cancel" % (self._path, self.run.key.response_id.encode())
+            try:
+                response = await self._client.open("POST", target, self.retrieve_headers, b"")
+            except RequestError as error:
+                log.warning("a run that cannot be kept goes on at vLLM", error=str(error))
+            else:
+                await response.stream.aclose()
+
     async def _go_on(self, error: Exception | None, *, again: bool = False) -> bool:
         """End the run if its stream has ended; take it up again where vLLM may still have it."""
         run = self.run
@@ -215,6 +238,8 @@ class Maker:
         else:
             return None
         finally:
+            if self._looking is not None:
+                await self._looking
             run.finish()  # half an event must not run into what comes next
             self._response = None
             if self._end_timer is not None:
@@ -242,12 +267,29 @@ class Maker:
         """Take one chunk from upstream's socket."""
         silence.heard_at = self._time()
         run = self.run
+        if self._looking is not None:
+            self._held.append(chunk)
+            return
+        if self._shared is not None and self._shared.lease_overdue:
+            self._held = [chunk]
+            self._looking = asyncio.create_task(  # noqa: TID251 - _take_stream awaits it
+                self._look_at_lease(self._shared, silence)
+            )
+            return
         run.take(chunk)
         if run.nameless_bytes > _NAMELESS_BYTES:
             silence.end_after(0)
         if run.corrector.ended and self._end_timer is None:
             loop = asyncio.get_running_loop()
             self._end_timer = loop.call_later(END_WAIT_S, silence.end_after, 0)
+
+    async def _look_at_lease(self, shared: SharedStore, silence: SilenceLimit) -> None:
+        """Hold events back until it is sure that no other replica has ended this run meanwhile."""
+        with suppress(StoreError):  # a store that is away holds no live event back
+            await shared.renew_leases()
+        self._looking = None
+        if self.run.state is not State.MOVED:
+            self._take(silence, b"".join(self._held))
 
     async def _watch(self, silence: SilenceLimit, response: UpstreamResponse) -> None:
         """Ask vLLM about a run that has fallen silent, and end it if it will not speak again."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from proxy.store import CopyLostError, StoreError, StoreFullError
+from proxy.store import CopyLostError, StoreError, StoreFullError, StoreUnavailableError
+from proxy.store.shared import LeaseLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +18,7 @@ __all__ = ["Recorder"]
 # What may wait for the store; beyond it the store is too slow for this run.
 _MAX_PENDING_BYTES = 16 * 1024 * 1024
 # Waking a task and the store for every single event would cost more than relaying it. What has
-# gathered is stored this much later, or sooner if it is much or says something of the response.
-_GATHER_S = 0.05
+# gathered is stored a moment later, or sooner if it is much or says something of the response.
 _BATCH_BLOCKS = 256
 _BATCH_BYTES = 32 * 1024
 
@@ -26,8 +26,8 @@ _BATCH_BYTES = 32 * 1024
 class Recorder:
     """Keep the copy of one run, one batch in flight while the next gathers.
 
-    ``on_stored`` is told how many blocks the store holds, ``on_lost`` once why the copy cannot
-    be kept any more; the run goes on without it.
+    ``gather_s`` tells how many seconds events may gather, ``on_stored`` is told how many blocks the
+    store holds, ``on_lost`` once why the copy cannot be kept any more; the run goes on without it.
     """
 
     def __init__(
@@ -37,7 +37,9 @@ class Recorder:
         *,
         on_stored: Callable[[int], None],
         on_lost: Callable[[Exception], None],
+        gather_s: Callable[[], float],
     ) -> None:
+        self._gather_s = gather_s
         self._store = store
         self._key = key
         self._on_stored = on_stored
@@ -51,7 +53,8 @@ class Recorder:
         self._closing = False
         self._ends = False
         self._given_up: Exception | None = None
-        self.holds = False  # whether there is a copy that is ours
+        self.holds = False  # whether there is a copy that is ours to drop
+        self.begun: asyncio.Future[StoreError | None] = self._loop.create_future()
 
     def add(self, blocks: list[Block], size: int, snapshot: bytes | None = None) -> None:
         """Take blocks of ``size`` bytes to be stored, and the response object if it has changed."""
@@ -69,7 +72,7 @@ class Recorder:
         if much or snapshot is not None:
             self._wake.set()
         elif self._timer is None:
-            self._timer = self._loop.call_later(_GATHER_S, self._ring)
+            self._timer = self._loop.call_later(self._gather_s(), self._ring)
 
     def close(self, *, ended: bool) -> None:
         """Store what is pending, mark the copy as ended if it has, and stop."""
@@ -98,11 +101,16 @@ class Recorder:
             if create is not None:
                 await self._create(*create)
             self.holds = True
+            self.begun.set_result(None)
             await self._write(stored)
         except StoreError as error:
+            # One that is away drops the copy itself once it is back; another's is not ours.
+            self.holds &= not isinstance(error, StoreUnavailableError | LeaseLostError)
             self._given_up = error
             self._pending = []
             self._on_lost(error)
+            if not self.begun.done():
+                self.begun.set_result(error)
         finally:
             if self._timer is not None:
                 self._timer.cancel()

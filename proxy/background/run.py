@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from proxy.background.feed import Feed, State
 from proxy.background.recorder import Recorder
 from proxy.core.background import mark_background, sequence_number
 from proxy.core.corrector import Corrector, Seen
@@ -16,18 +16,18 @@ from proxy.core.outcome import Outcome, outcome_of
 from proxy.core.output_items import OutputItems
 from proxy.core.responses import read_payload
 from proxy.store import Block, CopyLostError
+from proxy.store.shared import LeaseLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from proxy.core.held_bytes import Share
-    from proxy.store import CopyKey, Store
+    from proxy.store import CopyKey, Store, StoreError
 
-__all__ = ["FlawedStreamError", "Run", "RunMode", "Sink", "State"]
+__all__ = ["FlawedStreamError", "Run", "RunMode"]
 
-# What is kept in memory of blocks that the store has, so that followers close behind need no read.
-_TAIL_BYTES = 64 * 1024
-_READ_BYTES = 256 * 1024
+GATHER_S = 0.05
+"""How long events gather before they are stored, unless the store says otherwise."""
 
 
 class FlawedStreamError(CopyLostError):
@@ -41,62 +41,9 @@ class RunMode(StrEnum):
     PROXY = "proxy"
 
 
-class State(StrEnum):
-    """How far a run is, for its followers."""
-
-    OPEN = "open"
-    ENDED = "ended"
-    ELSEWHERE = "elsewhere"  # this process stops following it; vLLM makes it still
-
-
-class Sink(Protocol):
-    """Where a follower's bytes go: the client's side of a response."""
-
-    @property
-    def paused(self) -> bool:
-        """Whether the client takes no more at the moment."""
-
-    def write(self, data: bytes) -> None:
-        """Write whole blocks."""
-
-    async def drain(self) -> None:
-        """Wait until the client takes more."""
-
-
-class _Live:
-    """A follower that has all there is and gets the next events as they come."""
-
-    __slots__ = ("index", "sink", "woken")
-
-    def __init__(self, index: int, sink: Sink, woken: asyncio.Future[None]) -> None:
-        self.index = index
-        self.sink = sink
-        self.woken = woken
-
-    def wake(self) -> None:
-        if not self.woken.done():
-            self.woken.set_result(None)
-
-
-class _Full:
-    """A sink that takes nothing: its follower is only woken."""
-
-    paused = True
-
-    def write(self, data: bytes) -> None:
-        """Take nothing."""
-
-    async def drain(self) -> None:
-        """Wait for nothing."""
-
-
-_FULL = _Full()
-
-
-class Run:
+class Run(Feed):
     """The events of one run: published to followers at once, recorded behind them.
 
-    The blocks are numbered from 0; ``first`` is the index of the first that is still in memory.
     ``created`` is done once the response has an id, for which ``on_created`` gives the copy's
     key, and ``created_response`` is the response object as it was then.  ``closed`` is set once
     the copy is safe.  ``on_dropped`` is told why a copy could not be kept.
@@ -112,12 +59,12 @@ class Run:
         share: Share | None = None,
         on_dropped: Callable[[Run, Exception], None],
         meta: bytes,
+        gather_s: Callable[[], float] = lambda: GATHER_S,
     ) -> None:
+        super().__init__(store)
+        self._gather_s = gather_s
         self.mode = mode
         self.meta = meta
-        self.key: CopyKey | None = None
-        self.state = State.OPEN
-        self.copy_lost = False
         self.corrector = Corrector(max_event_bytes=max_event_bytes, share=share)
         self._loop = asyncio.get_running_loop()
         self.began_at = self._loop.time()
@@ -126,16 +73,8 @@ class Run:
         self.created: asyncio.Future[None] = self._loop.create_future()
         self.created_response = b"{}"
         self.closed = asyncio.Event()
-        self.first = 0
-        self.total = 0
-        self._number = -1
         self._numbered = False
-        self._tail: list[Block] = []
-        self._tail_bytes = 0
-        self._stored = 0
-        self._live: set[_Live] = set()
         self._items = OutputItems()
-        self._store = store
         self.on_created: Callable[[str], CopyKey] | None = None
         self._on_dropped = on_dropped
         self._recorder: Recorder | None = None
@@ -173,14 +112,28 @@ class Run:
 
     async def close(self, state: State) -> None:
         """Let the followers go, store what is pending, and return when the copy is safe."""
-        self.state = state
+        if self.state is State.OPEN:
+            self.state = state
         self.corrector.close()
-        for live in list(self._live):
-            live.wake()
+        self._wake_all()
         if self._recorder is not None and self._recording is not None:
             self._recorder.close(ended=state is State.ENDED)
             await self._recording
         self.closed.set()
+
+    def move(self) -> None:
+        """Leave the run to another replica, which has taken it over; its copy is not ours."""
+        if self.state is State.OPEN:
+            self.state = State.MOVED
+            self._wake_all()
+            if self._recorder is not None:
+                self._recorder.give_up(LeaseLostError("Another replica has taken the run over."))
+
+    async def kept(self) -> StoreError | None:
+        """Wait until there is a copy; return what went wrong if there will be none."""
+        if self._recorder is None:
+            return None
+        return await asyncio.shield(self._recorder.begun)
 
     # What followers read.
 
@@ -207,58 +160,11 @@ class Run:
         return self._tail_bytes if self.key is None else 0
 
     @property
-    def last_number(self) -> int:
-        """The number of the last event, -1 before the first."""
-        return self._number
-
-    @property
     def holds_copy(self) -> bool:
         """Whether the store has, or had, a copy that this run wrote."""
         return self._recorder is not None and self._recorder.holds
 
-    async def index_after(self, number: int) -> int:
-        """Tell the index of the first block behind the event of this number, which may be to come.
-
-        A cursor is ahead of a run whose last blocks a crash has lost, until vLLM has told them
-        again.
-        """
-        while number > self._number and self.state is State.OPEN:
-            await self.live(self.total, _FULL)
-        return await self._index_after(number)
-
-    def read(self, index: int) -> tuple[bytes, int]:
-        """Return blocks in memory from ``index`` on, and the index behind them."""
-        pieces: list[bytes] = []
-        size = 0
-        for block in self._tail[index - self.first :]:
-            pieces.append(block.raw)
-            size += len(block.raw)
-            if size >= _READ_BYTES:
-                break
-        return b"".join(pieces), index + len(pieces)
-
-    async def live(self, index: int, sink: Sink) -> int:
-        """Write to ``sink`` what comes from now on; return once it is full or the run is over.
-
-        ``index`` is what the follower has; what it has then is returned.
-        """
-        woken = self._loop.create_future()
-        live = _Live(index, sink, woken)
-        self._live.add(live)
-        try:
-            await woken
-        finally:
-            self._live.discard(live)
-        return live.index
-
     # Inside.
-
-    async def _index_after(self, number: int) -> int:
-        """Tell the index of the first block behind the event of this number."""
-        oldest = self._tail[0].number if self._tail else self._number
-        if number >= oldest or self.first == 0 or self.key is None:
-            return self.first + bisect_right(self._tail, number, key=lambda block: block.number)
-        return await self._store.index_after(self.key, number)
 
     def _publish_one(self, block: bytes) -> None:
         if block:
@@ -299,15 +205,6 @@ class Run:
         self._number = max(number, self._number)
         return self._number
 
-    def _deliver(self, data: bytes, count: int) -> None:
-        for live in list(self._live):
-            if live.sink.paused:  # it reads on by itself once it can
-                self._live.discard(live)
-                live.wake()
-            else:
-                live.sink.write(data)
-                live.index += count
-
     def _record(self, blocks: list[Block], size: int, *, plain: bool) -> None:
         """Hand blocks to the recorder, which begins once the response has told its id."""
         snapshot = None
@@ -334,25 +231,20 @@ class Run:
         if self.key is None:
             raise RuntimeError("a run is recorded once it has an id")
         self._recorder = Recorder(
-            self._store, self.key, on_stored=self._forget_stored, on_lost=self._lose_copy
+            self._store,
+            self.key,
+            on_stored=self._forget_stored,
+            on_lost=self._lose_copy,
+            gather_s=self._gather_s,
         )
         self._recording = asyncio.create_task(  # noqa: TID251 - awaited by close
             self._recorder.run(create=create, stored=self._stored)
         )
 
-    def _forget_stored(self, stored: int) -> None:
-        """Let go of blocks that the store has, but for the last few."""
-        self._stored = stored
-        drop = 0
-        while self.first + drop < stored and self._tail_bytes > _TAIL_BYTES:
-            self._tail_bytes -= len(self._tail[drop].raw)
-            drop += 1
-        if drop:
-            del self._tail[:drop]
-            self.first += drop
-
     def _lose_copy(self, error: Exception) -> None:
         """Go on without a copy: what followers have not read yet is kept within the tail's size."""
+        if self.state is State.MOVED:
+            return
         self.copy_lost = True
         self._on_dropped(self, error)
         self._forget_stored(self.total)

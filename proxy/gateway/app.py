@@ -81,7 +81,10 @@ class Gateway:
     async def start(self) -> None:
         """Take care of what an earlier process left open, and begin to ask upstream."""
         if self.runs is not None:
-            await self.runs.start()
+            try:
+                await self.runs.start()
+            except StoreError as error:
+                raise SettingsError(f"--store: {error}") from error
         if self.probe is not None:
             self._probing = asyncio.create_task(self.probe.run())  # noqa: TID251 - aclose ends it
 
@@ -116,12 +119,15 @@ def _open_runs(
         max_copy_bytes=settings.max_copy_bytes,
         max_store_bytes=settings.max_store_bytes,
     )
+    url = settings.store.get_secret_value()
+    given = settings.owner_secret
     try:
-        store = metered(open_store(settings.store, limits), metrics.append_duration)
-        secret = owner_secret(settings.store)
+        opened = open_store(url, limits, prefix=settings.redis_prefix, lease_s=settings.lease_s)
+        store = metered(opened, metrics.append_duration)
+        secret = given.get_secret_value().encode() if given else owner_secret(url)
     except StoreError as error:
         raise SettingsError(f"--store: {error}") from error
-    metrics.store_max_bytes.set(store_limit(settings.store, limits))
+    metrics.store_max_bytes.set(store_limit(url, limits))
     names = [name.strip().lower().encode() for name in settings.owner_headers.split(",")]
     owners = Owners([name for name in names if name], secret)
     return Runs(settings, client, store, reporter, held), owners

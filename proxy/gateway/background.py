@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl
 
-from proxy.background.follower import Ending, follow, replay
 from proxy.background.maker import Answer, read_answer
+from proxy.background.meta import RESPONSE_ID, is_object, not_found
+from proxy.background.remote import RemoteRun
 from proxy.background.run import Run, RunMode
-from proxy.background.runs import INTERRUPTED, RESPONSE_ID, Begun, Runs, not_found
-from proxy.core.background import as_queued, error_message, read_create, to_foreground, truth
-from proxy.core.outcome import Outcome
+from proxy.core.background import as_queued, read_create, to_foreground
 from proxy.core.responses import read_payload
-from proxy.errors import BadRequestError, RequestError
-from proxy.gateway.heartbeat import Heartbeat
+from proxy.errors import BadRequestError
+from proxy.gateway.background_answers import (
+    ENDED,
+    FROM_THE_START,
+    StreamAnswers,
+    away,
+    cannot_cancel,
+    no_stream,
+    read_query,
+    status_of,
+    why_no_events,
+)
 from proxy.gateway.record import brief
 from proxy.settings import Background
 from proxy.store import CopyInfo, Gone, StoreError, Tombstone
 from proxy.upstream.headers import response_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from proxy.background.owner import Owners
+    from proxy.background.runs import Begun, Runs
     from proxy.core.background import CreateRequest
     from proxy.gateway.downstream import Downstream
     from proxy.gateway.record import Observer
@@ -38,21 +44,16 @@ __all__ = ["BackgroundRoutes"]
 # How long auto believes that vLLM's store is off before it asks again.
 _PROXY_FOR_S = 60.0
 _STORE_OFF = "VLLM_ENABLE_RESPONSES_API_STORE"
-_EVENT_STREAM: Pairs = [(b"content-type", b"text/event-stream; charset=utf-8")]
-_ENDED = frozenset({"completed", "incomplete", "failed", "cancelled"})
 _BAD_REQUEST = 400
 _NOT_FOUND = 404
 _OK = 200
 _BODY_HEADERS = frozenset({b"content-length", b"content-type", b"transfer-encoding"})
-_FROM_THE_START = -2  # a comment before the first event has -1
-_LARGEST_NUMBER = 2**63 - 1  # what SQLite takes
+
+_Found = Run | RemoteRun | CopyInfo | Tombstone
 
 
 class BackgroundRoutes:
-    """The routes of responses whose copies are kept here; each says whether it has answered.
-
-    ``followers`` is how many clients are being sent a copy's events.
-    """
+    """The routes of responses whose copies are kept here; each says whether it has answered."""
 
     def __init__(
         self,
@@ -66,9 +67,13 @@ class BackgroundRoutes:
         self._client = client
         self._runs = runs
         self._owners = owners
-        self._observer = observer
-        self.followers = 0
+        self._streams = StreamAnswers(settings, runs, observer)
         self._proxy_until = 0.0
+
+    @property
+    def followers(self) -> int:
+        """How many clients are being sent a copy's events."""
+        return self._streams.followers
 
     async def create(self, down: Downstream, headers: Pairs) -> bool:
         """Answer a create that asks for a background response."""
@@ -81,69 +86,79 @@ class BackgroundRoutes:
                 "request_id must be 1 to 128 letters, digits, dots, underscores or hyphens.",
                 param="request_id",
             )
-        if asked.request_id is not None and await self._follow_existing(down, asked, headers):
-            return True
-        mode = self._mode()
-        if mode is RunMode.PROXY and asked.store is False:
-            raise BadRequestError(
-                _BAD_REQUEST, "background can only be used when `store` is true", param="background"
-            )
-        begun = await self._begin(mode, down, asked, headers)
-        if isinstance(begun, Answer) and self._store_is_off(mode, begun.status, begun.body):
-            begun = await self._begin(RunMode.PROXY, down, asked, headers)
+        begun = None
+        while begun is None:  # another replica may begin it meanwhile
+            if asked.request_id is not None and await self._follow_existing(down, asked, headers):
+                return True
+            mode = self._mode()
+            if mode is RunMode.PROXY and asked.store is False:
+                raise BadRequestError(
+                    _BAD_REQUEST,
+                    "background can only be used when `store` is true",
+                    param="background",
+                )
+            begun = await self._begin(mode, down, asked, headers)
+            if isinstance(begun, Answer) and self._store_is_off(mode, begun.status, begun.body):
+                begun = await self._begin(RunMode.PROXY, down, asked, headers)
         if isinstance(begun, Answer):
             if not asked.stream:
                 await self._keep_owner(down, begun)
             await self._answer(down, begun)
         elif asked.stream:
-            await self._follow(down, begun.run, _FROM_THE_START, begun.headers)
+            await self._streams.follow(down, begun.run, FROM_THE_START, headers, head=begun.headers)
         else:
             await down.answer_json(_OK, as_queued(begun.run.created_response))
         return True
 
     async def retrieve(self, down: Downstream, response_id: str, headers: Pairs) -> bool:
         """Answer a GET of a response, or of its stream."""
-        found = await self._find(down, response_id)
+        found: _Found | None = await self._find(down, response_id)
         if found is None:
             return False
-        stream, after = _query(down.target)
-        if (why := _why_no_events(found)) is not None:
+        stream, after = read_query(down.target)
+        if (why := why_no_events(found)) is not None:
             if stream:
-                raise _no_stream(why)
+                raise no_stream(why)
             if not isinstance(found, Run):
                 return False  # vLLM may still know it
         if isinstance(found, Tombstone):
             return False
         if isinstance(found, CopyInfo) and found.ended_at is None:
-            found = await self._runs.adopt(found, headers)
+            found = await self._runs.adopt(found, headers, follows=stream)
         if not stream:
-            snapshot = found.snapshot or b"{}"
-            await down.answer_json(_OK, snapshot)
-        elif isinstance(found, Run):
-            await self._follow(down, found, after, None)
+            await down.answer_json(_OK, _object_of(found))
+        elif isinstance(found, Run | RemoteRun):
+            await self._streams.follow(down, found, after, headers)
         else:
-            await self._replay(down, found, after)
+            await self._streams.replay(down, found, after)
         return True
 
     async def cancel(self, down: Downstream, response_id: str, headers: Pairs) -> bool:
         """Answer a cancel; where vLLM makes the response, it is cancelled there first."""
-        found = await self._find(down, response_id)
+        found: _Found | None = await self._find(down, response_id)
         if found is None or isinstance(found, Tombstone):
             return False
-        if isinstance(found, CopyInfo) and _is_object(found):
+        if isinstance(found, CopyInfo) and is_object(found):
             return await self._cancel_object(down, headers)
         if isinstance(found, CopyInfo) and found.ended_at is None:
             found = await self._runs.adopt(found, headers)
-        if isinstance(found, Run) and not found.corrector.ended:
-            if found.mode is RunMode.UPSTREAM:
-                await self._cancel_upstream(down, headers)
-            await self._runs.cancel(found)
-        snapshot = found.snapshot or b"{}"
-        status = _status(snapshot)
-        if status != "cancelled":
-            if isinstance(found, CopyInfo) and status not in _ENDED:
+        if isinstance(found, RemoteRun) or (isinstance(found, Run) and not found.corrector.ended):
+            with found.followed():
+                if found.mode is RunMode.UPSTREAM:
+                    await self._cancel_upstream(down, headers)
+                try:
+                    left = await self._runs.cancel(found)
+                except StoreError as error:
+                    raise away(error) from error
+            if left is None or isinstance(left, Tombstone):
                 return False
-            raise _cannot_cancel(status)
+            found = left
+        snapshot = _object_of(found)
+        status = status_of(snapshot)
+        if status != "cancelled":
+            if isinstance(found, CopyInfo) and status not in ENDED:
+                return False
+            raise cannot_cancel(status)
         await down.answer_json(_OK, snapshot)
         return True
 
@@ -153,12 +168,18 @@ class BackgroundRoutes:
         if isinstance(found, Run) and found.corrector.ended:
             await found.closed.wait()  # its client has seen the end a moment before the store
             found = await self._find(down, response_id)
+        if (
+            isinstance(found, CopyInfo)
+            and found.ended_at is None
+            and status_of(found.snapshot) in ENDED
+        ):  # the same, on another replica
+            found = await self._runs.settled(found, headers)
         if found is None or isinstance(found, Tombstone):
             return False
         running = isinstance(found, Run) or found.ended_at is None
-        if isinstance(found, CopyInfo) and _is_object(found):
+        if isinstance(found, CopyInfo) and is_object(found):
             answer = await self._ask_vllm(down.target.partition(b"?")[0], headers)
-            running = answer.status == _OK and _status(answer.body) not in _ENDED
+            running = answer.status == _OK and status_of(answer.body) not in ENDED
         if running or isinstance(found, Run):
             raise BadRequestError(
                 _BAD_REQUEST,
@@ -200,7 +221,7 @@ class BackgroundRoutes:
         down: Downstream,
         asked: CreateRequest,
         headers: Pairs,
-    ) -> Begun | Answer:
+    ) -> Begun | Answer | None:
         body = down.body
         up = to_foreground(body) if mode is RunMode.PROXY else body
         # A response that vLLM makes without a stream comes back as an answer, as it is.
@@ -209,16 +230,19 @@ class BackgroundRoutes:
         ]
         sized.append((b"content-length", b"%d" % len(up)))
         target = down.target
-        return await self._runs.begin(
-            mode,
-            self._owners.owner_of(down.headers),
-            path=target.partition(b"?")[0],
-            target=target,
-            headers=sized,
-            body=up,
-            asked=body,
-            request_id=asked.request_id,
-        )
+        try:
+            return await self._runs.begin(
+                mode,
+                self._owners.owner_of(down.headers),
+                path=target.partition(b"?")[0],
+                target=target,
+                headers=sized,
+                body=up,
+                asked=body,
+                request_id=asked.request_id,
+            )
+        except StoreError as error:
+            raise away(error) from error
 
     async def _answer(self, down: Downstream, answer: Answer) -> None:
         """Pass upstream's answer as it is."""
@@ -247,19 +271,21 @@ class BackgroundRoutes:
         self, down: Downstream, asked: CreateRequest, headers: Pairs
     ) -> bool:
         """Answer a create whose ``request_id`` its owner has used already."""
-        found = await self._find(down, asked.request_id or "", mine_only=True)
+        found: _Found | None = await self._find(down, asked.request_id or "", mine_only=True)
         if found is None or isinstance(found, Tombstone):
             return False
         meta = found.meta
         self._runs.check_same(meta, down.body)
-        if isinstance(found, CopyInfo) and _is_object(found):
+        if isinstance(found, CopyInfo) and is_object(found):
             return await self._answer_object(down, found.key.response_id, headers)
+        if isinstance(found, CopyInfo) and found.ended_at is None:
+            found = await self._runs.adopt(found, headers, follows=asked.stream)
         if not asked.stream:
-            await down.answer_json(_OK, found.snapshot or b"{}")
-        elif isinstance(found, Run):
-            await self._follow(down, found, _FROM_THE_START, None)
+            await down.answer_json(_OK, _object_of(found))
+        elif isinstance(found, Run | RemoteRun):
+            await self._streams.follow(down, found, FROM_THE_START, headers)
         else:
-            await self._replay(down, found, _FROM_THE_START)
+            await self._streams.replay(down, found, FROM_THE_START)
         return True
 
     async def _answer_object(self, down: Downstream, response_id: str, headers: Pairs) -> bool:
@@ -275,12 +301,12 @@ class BackgroundRoutes:
         """Answer a cancel of what vLLM keeps itself where its own answer would be wrong."""
         target = down.target.partition(b"?")[0].removesuffix(b"/cancel")
         answer = await self._ask_vllm(target, headers)
-        status = _status(answer.body) if answer.status == _OK else None
+        status = status_of(answer.body) if answer.status == _OK else None
         if status == "cancelled":
             await down.answer_json(_OK, answer.body)
             return True
-        if status in _ENDED:
-            raise _cannot_cancel(status)
+        if status in ENDED:
+            raise cannot_cancel(status)
         return False
 
     async def _ask_vllm(self, target: bytes, headers: Pairs) -> Answer:
@@ -299,9 +325,7 @@ class BackgroundRoutes:
         try:
             found = await self._runs.find(owner, response_id)
         except StoreError as error:
-            raise RequestError(
-                503, f"The store of background responses does not answer: {error}"
-            ) from error
+            raise away(error) from error
         except BadRequestError:
             if mine_only:
                 return None
@@ -310,138 +334,11 @@ class BackgroundRoutes:
             raise not_found(response_id)  # never asked from upstream
         return found
 
-    async def _follow(
-        self, down: Downstream, run: Run, after: int, upstream_headers: Pairs | None
-    ) -> None:
-        await self._start_stream(down, upstream_headers)
-        heartbeat = Heartbeat(
-            down.writer,
-            run.corrector,
-            every_s=self._settings.heartbeat_s,
-            kind=self._settings.heartbeat_kind,
-        )
-        record = down.record
-        record.note_stream(run.corrector, Outcome.CLIENT_GONE)  # unless it stays to the end
-        if upstream_headers is None:
-            self._observer.replayed("copy_live")
-        else:
-            record.first_event_at = run.first_event_at
-        with self._following():
-            try:
-                with heartbeat:
-                    ending = await follow(run, self._runs.store, after, down.writer)
-            except StoreError:
-                ending = Ending.LOST
-        record.note_stream(run.corrector, _outcome(ending, run.outcome))
-        self._end(down, ending)
-
-    async def _replay(self, down: Downstream, info: CopyInfo, after: int) -> None:
-        store = self._runs.store
-        try:
-            index = await store.index_after(info.key, after)
-            if index >= info.blocks and error_message(info.snapshot) == INTERRUPTED:
-                # Its client may have seen more than a crash has left of the copy.
-                index = info.blocks - 1
-        except StoreError as error:
-            raise RequestError(
-                503, f"The store of background responses does not answer: {error}"
-            ) from error
-        await self._start_stream(down, None)
-        self._observer.replayed("copy_stored")
-        down.record.outcome = Outcome.CLIENT_GONE  # unless it stays to the end
-        with self._following():
-            try:
-                ending = await replay(store, info.key, index, info.blocks, down.writer)
-            except StoreError:
-                ending = Ending.LOST
-        status = _status(info.snapshot)
-        down.record.outcome = _outcome(ending, Outcome(status) if status in _ENDED else None)
-        self._end(down, ending)
-
-    @contextmanager
-    def _following(self) -> Iterator[None]:
-        """Count a follower while the block runs."""
-        self.followers += 1
-        try:
-            yield
-        finally:
-            self.followers -= 1
-
-    async def _start_stream(self, down: Downstream, upstream_headers: Pairs | None) -> None:
-        head = response_headers(
-            upstream_headers or _EVENT_STREAM,
-            request_id=down.request_id,
-            event_stream=True,
-            rewritten=True,
-            decoded=False,
-        )
-        await down.start(_OK, head)
-
-    @staticmethod
-    def _end(down: Downstream, ending: Ending) -> None:
-        """End cleanly, also where the run goes on elsewhere; cut what can't be told any more."""
-        if ending is Ending.LOST:
-            down.writer.cut()
-        else:
-            down.writer.end()
-
-
-def _outcome(ending: Ending, whole: Outcome | None) -> Outcome:
-    """Say how a follower's stream ended; a whole one ended as the response did."""
-    if ending is Ending.WHOLE:
-        return whole or Outcome.COMPLETED
-    return Outcome.STOPPED if ending is Ending.ELSEWHERE else Outcome.LOST
-
 
 def _without_body(headers: Pairs) -> Pairs:
     return [pair for pair in headers if pair[0] not in _BODY_HEADERS]
 
 
-def _is_object(info: CopyInfo) -> bool:
-    return b'"mode":"object"' in info.meta
-
-
-def _why_no_events(found: Run | CopyInfo | Tombstone) -> str | None:
-    """Say why the events of a response are not there to be streamed; None if they are."""
-    if isinstance(found, Tombstone):
-        return f"its events were kept for a time and are gone ({found.reason})"
-    if isinstance(found, Run):
-        return "its events could not be kept" if found.copy_lost else None
-    return (
-        "it was created without stream, and its events were not kept" if _is_object(found) else None
-    )
-
-
-def _status(snapshot: bytes) -> str:
-    payload = read_payload(b'{"response":%b}' % snapshot)
-    return (payload.status if payload else None) or "unknown"
-
-
-def _cannot_cancel(status: str) -> BadRequestError:
-    article = "an" if status == "incomplete" else "a"
-    return BadRequestError(
-        _BAD_REQUEST, f"Cannot cancel {article} {status} response.", param="response_id"
-    )
-
-
-def _no_stream(why: str) -> BadRequestError:
-    return BadRequestError(
-        _BAD_REQUEST,
-        f"This response can no longer be streamed: {why}. GET without stream still works.",
-        param="stream",
-    )
-
-
-def _query(target: bytes) -> tuple[bool, int]:
-    """Read ``stream`` and ``starting_after`` as vLLM does: the last of repeated keys counts."""
-    query = dict(parse_qsl(target.partition(b"?")[2].decode("latin-1"), keep_blank_values=True))
-    stream = truth(query.get("stream", "false"))
-    if stream is None:
-        raise BadRequestError(_BAD_REQUEST, "stream must be true or false.", param="stream")
-    try:
-        after = int(query.get("starting_after", _FROM_THE_START))
-    except ValueError as error:
-        raise BadRequestError(
-            _BAD_REQUEST, "starting_after must be an integer.", param="starting_after"
-        ) from error
-    return stream, _FROM_THE_START if after < 0 else min(after, _LARGEST_NUMBER)
+def _object_of(found: Run | RemoteRun | CopyInfo) -> bytes:
+    """The response object as of now; for another replica's run, as it was when we looked."""
+    return (found.info.snapshot if isinstance(found, RemoteRun) else found.snapshot) or b"{}"

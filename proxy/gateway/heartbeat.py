@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from proxy.core.corrector import Corrector
     from proxy.gateway.body_writer import BodyWriter
 
 __all__ = ["Heartbeat"]
@@ -19,6 +18,25 @@ _COMMENT_AFTER_ID = b": keep-alive\n"
 _EVENT = b'event: keepalive\ndata: {"type":"keepalive"}\n\n'
 
 
+class Pulse(Protocol):
+    """What a heartbeat asks of a stream; a corrector tells it."""
+
+    @property
+    def between_events(self) -> bool:
+        """Whether what was sent so far ends with a whole event."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the terminal event has come."""
+
+    @property
+    def response_id(self) -> str | None:
+        """The id of the response, once an event has told it."""
+
+    has_ids: bool
+    """Whether an event may have had an ``id:`` field."""
+
+
 class Heartbeat:
     """While the ``with`` block runs, write a heartbeat after every ``every_s`` without a write.
 
@@ -26,11 +44,9 @@ class Heartbeat:
     ``event`` waits for ``response.created``.  With ``every_s`` 0 nothing happens.
     """
 
-    def __init__(
-        self, writer: BodyWriter, corrector: Corrector, *, every_s: float, kind: str
-    ) -> None:
+    def __init__(self, writer: BodyWriter, pulse: Pulse, *, every_s: float, kind: str) -> None:
         self._writer = writer
-        self._corrector = corrector
+        self._pulse = pulse
         self._every_s = every_s
         self._kind = kind
         self._loop = asyncio.get_running_loop()
@@ -63,15 +79,15 @@ class Heartbeat:
         self._timer = self._loop.call_at(due, self._check)
 
     def _may_beat(self) -> bool:
-        corrector = self._corrector
+        pulse = self._pulse
         return (
-            corrector.between_events
-            and not corrector.ended
+            pulse.between_events
+            and not pulse.ended
             and not self._writer.paused
-            and (self._kind == "comment" or corrector.response_id is not None)
+            and (self._kind == "comment" or pulse.response_id is not None)
         )
 
     def _beat(self) -> bytes:
         if self._kind == "event":
             return _EVENT
-        return _COMMENT_AFTER_ID if self._corrector.has_ids else _COMMENT
+        return _COMMENT_AFTER_ID if self._pulse.has_ids else _COMMENT

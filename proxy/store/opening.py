@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proxy.settings import REDIS_SCHEMES
 from proxy.store import Limits, Store, StoreError
 from proxy.store.memory import DEFAULT_MAX_BYTES as MEMORY_MAX_BYTES
 from proxy.store.memory import MemoryStore
 from proxy.store.secret import load_secret
+from proxy.store.shared import DEFAULT_MAX_BYTES as SHARED_MAX_BYTES
 from proxy.store.sqlite import SqliteStore
 from proxy.store.sqlite_tables import DEFAULT_MAX_BYTES as SQLITE_MAX_BYTES
 
@@ -20,19 +22,38 @@ __all__ = ["open_store", "owner_secret", "store_limit"]
 
 
 def open_store(
-    url: str, limits: Limits | None = None, *, clock: Callable[[], float] = time.time
+    url: str,
+    limits: Limits | None = None,
+    *,
+    clock: Callable[[], float] | None = None,
+    prefix: str = "lastword:",
+    lease_s: float = 10.0,
 ) -> Store:
-    """Open ``memory:`` or ``sqlite:PATH``; raises ``StoreError`` with what to do about it."""
+    """Open ``memory:``, ``sqlite:PATH`` or ``redis://…``; raises ``StoreError`` with what to do.
+
+    ``prefix`` and ``lease_s`` are for stores that several processes share.
+    """
+    if url.partition(":")[0] in REDIS_SCHEMES:
+        try:
+            from proxy.store.redis import RedisStore  # noqa: PLC0415 - an extra of its own
+        except ImportError as error:
+            raise StoreError(
+                "The redis store needs a client that is not installed:"
+                " pip install 'lastword[redis]'."
+            ) from error
+        return RedisStore(url, limits, prefix=prefix, lease_s=lease_s, clock=clock)
     path = _sqlite_path(url)
     if path is None:
-        return MemoryStore(limits, clock=clock)
-    return SqliteStore(path, limits, clock=clock)
+        return MemoryStore(limits, clock=clock or time.time)
+    return SqliteStore(path, limits, clock=clock or time.time)
 
 
 def store_limit(url: str, limits: Limits) -> int:
     """Tell how many bytes all copies may have together in this store."""
     if limits.max_store_bytes is not None:
         return limits.max_store_bytes
+    if url.partition(":")[0] in REDIS_SCHEMES:
+        return SHARED_MAX_BYTES
     return MEMORY_MAX_BYTES if _sqlite_path(url) is None else SQLITE_MAX_BYTES
 
 
@@ -56,8 +77,4 @@ def _sqlite_path(url: str) -> Path | None:
                 " sqlite:/var/lib/lastword/copies.db."
             )
         return Path(rest).expanduser().absolute()
-    if scheme in {"redis", "rediss"}:
-        raise StoreError(
-            "The redis store is not built in yet: use sqlite:PATH with one proxy, or memory:."
-        )
-    raise StoreError(f"The store {url!r} is unknown: use memory: or sqlite:PATH.")
+    raise StoreError(f"The store {url!r} is unknown: use memory:, sqlite:PATH or redis://HOST.")

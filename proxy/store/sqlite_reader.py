@@ -10,9 +10,8 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-import msgspec
-
 from proxy.store import Block, CopyInfo, CopyKey, Gone, StoreUnavailableError, Tombstone
+from proxy.store.rows import decode_row
 from proxy.store.sqlite_file import DatabaseFile, failed
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ _InfoRow: TypeAlias = tuple[
 
 _THREADS = 4
 _READ_BYTES = 1024 * 1024
-_decode = msgspec.msgpack.Decoder(list[Block]).decode
 
 _INFO = """
     SELECT c.owner, c.response_id, c.meta, c.snapshot, c.created_at, c.ended_at,
@@ -129,7 +127,7 @@ def read_batch(connection: sqlite3.Connection, copy: int, start: int, end: int) 
             size += len(data)
             if batch and size > _READ_BYTES:
                 break
-            blocks = _decode(data)
+            blocks = decode_row(data)
             skipped = start - (upto - len(blocks))
             batch += blocks[max(0, skipped) :]
             if upto >= end:  # a copy ends where a row ends
@@ -151,7 +149,7 @@ def index_after(connection: sqlite3.Connection, key: CopyKey, number: int) -> in
     if row is None:
         return count
     upto, data = row
-    return int(upto) - sum(block.number > number for block in _decode(data))
+    return int(upto) - sum(block.number > number for block in decode_row(data))
 
 
 def is_known(connection: sqlite3.Connection, response_id: str) -> bool:

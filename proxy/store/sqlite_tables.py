@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from proxy.store import (
     Block,
     CopyInfo,
@@ -18,25 +16,22 @@ from proxy.store import (
     Tombstone,
 )
 from proxy.store.room import check_copy_room, check_store_room
+from proxy.store.rows import encode_row, rows
 from proxy.store.sqlite_reader import find_copies
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["DEFAULT_MAX_BYTES", "Tables"]
 
 DEFAULT_MAX_BYTES = 1024 * 1024 * 1024
-_ROW_BYTES = 256 * 1024
-"""A batch longer than this is kept in several rows, so that reads stay short."""
 _EXPIRED_AT_ONCE = 256
 _PURGED_ROWS = 256
 _PURGED_BYTES = 4 * 1024 * 1024
 
 _ROW_COST = 4_096
 """What a row writes beside its bytes: a page of the index."""
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(slots=True)
@@ -123,12 +118,12 @@ class Tables:
                 " its writer lost its place and must stop writing."
             )
         self._grow(key, copy, sum(len(block.raw) for block in blocks), snapshot)
-        for row, size in _rows(blocks):
+        for row, size in rows(blocks):
             copy.blocks += len(row)
             copy.total += size
             self._sql(
                 "INSERT INTO batches (copy, upto, number, total, data) VALUES (?, ?, ?, ?, ?)",
-                (copy.id, copy.blocks, row[-1].number, copy.total, _encode(row)),
+                (copy.id, copy.blocks, row[-1].number, copy.total, encode_row(row)),
             )
             self.written += size + _ROW_COST
 
@@ -274,17 +269,3 @@ class Tables:
                 (self._stones - self._limits.max_tombstones,),
             ).rowcount
         return stone
-
-
-def _rows(blocks: Sequence[Block]) -> Iterator[tuple[Sequence[Block], int]]:
-    """Split a batch into rows, each with the bytes of its blocks."""
-    row: list[Block] = []
-    size = 0
-    for block in blocks:
-        if row and size + len(block.raw) > _ROW_BYTES:
-            yield row, size
-            row, size = [], 0
-        row.append(block)
-        size += len(block.raw)
-    if row:
-        yield row, size

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _START_LIMIT_S: Final = 15.0
 _STOP_LIMIT_S: Final = 5.0
@@ -34,10 +34,18 @@ class Running:
 
 @contextlib.contextmanager
 def pinned(
-    command: Sequence[str], *, core: int, log: Path, stdout: int | None = None
+    command: Sequence[str],
+    *,
+    core: int,
+    log: Path,
+    stdout: int | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command on one core until the block is left; then it and its children are ended."""
-    environment = {
+    """Run a command on one core until the block is left; then it and its children are ended.
+
+    ``environment`` is added to what this process has, without the settings and proxies in it.
+    """
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("LASTWORD_") and not name.lower().endswith("_proxy")
@@ -51,7 +59,7 @@ def pinned(
                 stdin=subprocess.DEVNULL,
                 stdout=errors if stdout is None else stdout,
                 stderr=errors,
-                env=environment,
+                env=inherited | dict(environment or {}),
             )
         finally:
             os.sched_setaffinity(0, ours)
@@ -93,9 +101,16 @@ def await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
 
 
 @contextlib.contextmanager
-def serving(command: Sequence[str], *, port: int, core: int, log: Path) -> Iterator[Running]:
+def serving(
+    command: Sequence[str],
+    *,
+    port: int,
+    core: int,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Running]:
     """Run a server on one core, and give it when it listens."""
-    with pinned(command, core=core, log=log) as process:
+    with pinned(command, core=core, log=log, environment=environment) as process:
         await_port(process, port, log)
         yield Running(port, process.pid)
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from tests.bench import peers
 from tests.bench.processes import Running, free_port, serving
+from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -40,7 +41,12 @@ def _direct(upstream: int, core: int, folder: Path) -> AbstractContextManager[Ru
 
 
 def _lastword(
-    upstream: int, core: int, folder: Path, *, options: tuple[str, ...] = ()
+    upstream: int,
+    core: int,
+    folder: Path,
+    *,
+    options: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[Running]:
     """Start this project's proxy as its command line does, with its defaults."""
     port = free_port()
@@ -48,10 +54,28 @@ def _lastword(
     command += ["--upstream", f"http://127.0.0.1:{upstream}"]
     command += ["--port", str(port), "--admin-port", "0"]
     command += [option.format(folder=folder) for option in options]
-    return serving(command, port=port, core=core, log=folder / "lastword.log")
+    log = folder / "lastword.log"
+    return serving(command, port=port, core=core, log=log, environment=environment)
 
 
 _RECORD: Final = ("--background", "proxy", "--store")
+
+
+@contextlib.contextmanager
+def redis_proxy(upstream: int, core: int, folder: Path, redis: RedisServer) -> Iterator[Running]:
+    """Start one replica that records in this Redis."""
+    secret = {"LASTWORD_OWNER_SECRET": "the same for all of us"}
+    options = (*_RECORD, redis.url)
+    with _lastword(upstream, core, folder, options=options, environment=secret) as proxy:
+        yield proxy
+
+
+@contextlib.contextmanager
+def _recording_redis(upstream: int, core: int, folder: Path) -> Iterator[Running]:
+    """Start the proxy with a Redis of its own, whose CPU time is not the proxy's."""
+    with RedisServer("redis", folder) as redis, redis_proxy(upstream, core, folder, redis) as proxy:
+        yield proxy
+
 
 SERVERS: Final = {
     server.name: server
@@ -76,6 +100,14 @@ SERVERS: Final = {
             "recording-sqlite",
             "Lastword, recording on SQLite",
             partial(_lastword, options=(*_RECORD, "sqlite:{folder}/copies.db")),
+            corrects=True,
+            must_hold=True,
+            records=True,
+        ),
+        Server(
+            "recording-redis",
+            "Lastword, recording in Redis",
+            _recording_redis,
             corrects=True,
             must_hold=True,
             records=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ from proxy.store import (
     Tombstone,
 )
 from proxy.store.opening import open_store
+from proxy.store.redis import RedisStore
+from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -47,12 +50,13 @@ class House:
     """Opens stores of one kind, all on the same place, and closes them after the test."""
 
     url: str
+    prefix: str
     clock: Clock = field(default_factory=Clock)
     stores: list[Store] = field(default_factory=list)
 
     def open(self, limits: Limits | None = None) -> Store:
         """Open the store."""
-        store = open_store(self.url, limits, clock=self.clock)
+        store = open_store(self.url, limits, clock=self.clock, prefix=self.prefix)
         self.stores.append(store)
         return store
 
@@ -62,14 +66,21 @@ class House:
         return self.open()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "redis", "valkey"])
 async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[House]:
-    """Each kind of store."""
+    """Each kind of store; those on a server share it and have a key prefix each."""
     urls = {"memory": "memory:", "sqlite": f"sqlite:{tmp_path / 'copies.db'}"}
-    house = House(urls[request.param])
+    server: RedisServer | None = None
+    if request.param not in urls:
+        server = request.getfixturevalue(f"{request.param}_server")
+        assert isinstance(server, RedisServer)
+        urls[request.param] = server.url
+    house = House(urls[request.param], prefix=f"{uuid.uuid4().hex}:")
     yield house
     for store in house.stores:
         await store.aclose()
+    if server is not None:
+        server.ask("FLUSHALL")  # some tests leave 100 MB
 
 
 @pytest.fixture
@@ -680,6 +691,10 @@ async def test_a_restart_keeps_everything(house: House, store: Store) -> None:
     assert await reason(store, key("gone")) is Gone.EVICTED
     assert await store.open_copies() == before[:1]
     assert await store.size() == sum(one.size for one in before)
+    if isinstance(store, RedisStore):
+        taken = await store.take(KEY)
+        assert taken is not None
+        assert taken.info == before[0]
     with pytest.raises(CopyLostError):
         await store.append(KEY, 2, blocks(2))
     await store.append(KEY, 3, blocks(2))

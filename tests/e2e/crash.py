@@ -6,6 +6,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import signal
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,11 @@ from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from multiprocessing.process import BaseProcess
     from pathlib import Path
 
 COMMON = QUIET | {"log_format": "json"}
-IMPORTS = ["proxy.gateway.server", "proxy.operations.logs", "uvloop"]
+IMPORTS = ["proxy.gateway.server", "proxy.operations.logs", "proxy.store.redis", "uvloop"]
 
 
 @asynccontextmanager
@@ -26,12 +28,40 @@ async def killed_fork(log: Path, **settings: Any) -> AsyncIterator[str]:
 
     It takes no second of imports: the process is forked from one that has them.
     """
+    async with forked(log, **settings) as proxy:
+        yield proxy.url
+
+
+class Forked:
+    """A proxy in a process that a test can stop in every way."""
+
+    def __init__(self, process: BaseProcess, url: str) -> None:
+        self._process = process
+        self.url = url
+
+    async def kill(self) -> None:
+        """Kill it (SIGKILL)."""
+        self._process.kill()
+        await asyncio.to_thread(self._process.join)
+
+    def freeze(self) -> None:
+        """Let it stand still: its connections stay open."""
+        os.kill(self._process.pid or 0, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on as if no time had passed."""
+        os.kill(self._process.pid or 0, signal.SIGCONT)
+
+
+@asynccontextmanager
+async def forked(log: Path, **settings: Any) -> AsyncIterator[Forked]:
+    """Run a proxy in a process of its own; it is killed in the end."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, *IMPORTS])
     process = context.Process(target=_serve, args=(str(log), COMMON | settings))
     process.start()
     try:
-        yield await _url(log)
+        yield Forked(process, await _url(log))
     finally:
         process.kill()
         await asyncio.to_thread(process.join)

@@ -42,7 +42,7 @@ def run_of(proxy: Lastword) -> Run:
     """Look at the one run that the proxy makes now."""
     runs = cast("Running", proxy).gateway.runs
     assert runs is not None
-    (maker,) = runs._makers.values()
+    (maker,) = runs._makers.by_key.values()
     return maker.run
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal, cast
 import msgspec
 import pytest
 
+from proxy.background.meta import Meta
 from proxy.background.owner import Owners
-from proxy.background.runs import Meta
 from proxy.store import Block, CopyKey
 from proxy.store.opening import open_store, owner_secret
 from tests.e2e.background import (

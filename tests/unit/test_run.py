@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.background import run as run_module
+from proxy.background import feed as feed_module
+from proxy.background.feed import Place, State
 from proxy.background.follower import Ending, follow, replay
-from proxy.background.run import Run, RunMode, State
+from proxy.background.run import Run, RunMode
 from proxy.store import Block, CopyInfo, CopyKey, Gone, Limits, StoreFullError
 from proxy.store.memory import MemoryStore
 from tests.fake_scripts import event, response_object, vllm_events
@@ -80,7 +81,7 @@ class Bench:
             meta=b"{}",
         )
         self.run.on_created = lambda response_id: CopyKey("owner", response_id)
-        self.followers: list[tuple[int, Client, asyncio.Task[Ending]]] = []
+        self.followers: list[tuple[int, Client, asyncio.Task[Ending | Place]]] = []
 
     def join(self, after: int = START, *, slow: bool = False) -> Client:
         """Let a follower join."""
@@ -181,12 +182,12 @@ def test_every_follower_gets_all_of_it_once(
         assert bench.run._tail_bytes <= max(tail, 0)
         assert not bench.run._live
 
-    before = run_module._TAIL_BYTES
-    run_module._TAIL_BYTES = tail
+    before = feed_module._TAIL_BYTES
+    feed_module._TAIL_BYTES = tail
     try:
         asyncio.run(scenario())
     finally:
-        run_module._TAIL_BYTES = before
+        feed_module._TAIL_BYTES = before
 
 
 async def test_memory_is_bounded_by_what_the_store_has() -> None:

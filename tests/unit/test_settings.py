@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from proxy.errors import SettingsError
-from proxy.settings import Settings, load_settings
+from proxy.settings import Settings, StoreUrl, load_settings
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -49,6 +49,13 @@ def test_environment_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"upstream": "http://x", "max_header_bytes": 0}, r"--max-header-bytes .*greater than 0"),
         ({"upstream": "http://x", "header_timeout_s": 0}, r"--header-timeout-s .*greater than 0"),
         ({"upstream": "http://x", "nonsense": 1}, r"--nonsense"),
+        ({"upstream": "http://x", "store": "redis://"}, r"--store .*must be memory:, sqlite:PATH"),
+        ({"upstream": "http://x", "store": "redis://h:0"}, r"--store .*redis://"),
+        ({"upstream": "http://x", "store": "redis://h/first"}, r"--store .*/DATABASE"),
+        ({"upstream": "http://x", "store": "redis://h?protocol=3"}, r"--store .*what TLS needs"),
+        ({"upstream": "http://x", "store": "redis://h"}, r"owner_secret is missing"),
+        ({"upstream": "http://x", "owner_secret": "short"}, r"--owner-secret .*at least 16"),
+        ({"upstream": "http://x", "lease_s": 0}, r"--lease-s .*greater than or equal to 0.5"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_is_allowed(
@@ -73,10 +80,11 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(
 )
 def test_what_is_secret_in_a_url_is_masked(value: str, shown: str) -> None:
     """Who logs in, and with what, is not shown; the place is."""
-    settings = load_settings(upstream="http://x").model_copy(update={"store": value})
+    settings = load_settings(upstream="http://x").model_copy(update={"store": StoreUrl(value)})
 
-    assert settings.shown()["store"] == shown
-    assert "hunter2" not in json.dumps(settings.shown())
+    assert settings.store.get_secret_value() == value
+    assert settings.shown()["store"] == str(settings.store) == shown
+    assert "hunter2" not in json.dumps(settings.shown()) + repr(settings)
 
 
 def test_a_secret_setting_is_masked() -> None:
@@ -96,6 +104,13 @@ def test_fields_that_sound_secret_are_typed_so() -> None:
     for name, field in Settings.model_fields.items():
         if {"key", "secret", "password", "token"} & set(name.split("_")):
             assert field.annotation in (SecretStr, SecretStr | None), name
+
+
+def test_the_secret_is_needed_where_copies_are_shared() -> None:
+    """Without copies nobody needs it."""
+    shared = {"upstream": "http://x", "store": "redis://h"}
+    assert load_settings(**shared, background="pass").shares_store
+    assert load_settings(**shared, owner_secret="s" * 16).owner_secret is not None
 
 
 def test_settings_table_of_the_readme() -> None:

@@ -641,9 +641,7 @@ def test_a_secret_that_cannot_be_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        pytest.param("redis://localhost", "not built in yet", id="redis"),
-        pytest.param("rediss://localhost", "not built in yet", id="rediss"),
-        pytest.param("sqlite:", "unknown: use memory: or sqlite:PATH", id="no path"),
+        pytest.param("sqlite:", "unknown: use memory:, sqlite:PATH or redis://HOST", id="no path"),
         pytest.param("sqlite://data/copies.db", "reads like a host name", id="two slashes"),
         pytest.param("postgres:x", "unknown", id="another scheme"),
         pytest.param("memory:x", "unknown", id="memory with a path"),
