@@ -7,14 +7,7 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from proxy.store import (
-    CopyInfo,
-    Gone,
-    Limits,
-    StoreFullError,
-    StoreUnavailableError,
-    Tombstone,
-)
+from proxy.store import CopyInfo, Gone, Limits, StoreFullError, StoreUnavailableError, Tombstone
 from proxy.store.redis_keys import Keys, from_member, to_member
 from proxy.store.redis_leases import Leases
 from proxy.store.redis_link import Link
