@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 import proxy
 from proxy.errors import LastwordError
-from proxy.settings import Settings, load_admin_url, load_settings
+from proxy.settings import Settings, load_settings
 
 __all__ = ["app", "main"]
 
@@ -177,18 +177,10 @@ def _drain(
 
     Made for a preStop hook. Exit status 1 if requests still ran when the proxy's grace was over.
     """
-    import httpx  # noqa: PLC0415
+    from proxy.tools.drain import drain, find_admin_url  # noqa: PLC0415
 
-    admin = admin or load_admin_url()
-
-    try:
-        answer = httpx.post(f"{admin.rstrip('/')}/drain", timeout=None, trust_env=False)  # noqa: S113 - the proxy bounds it
-        answer.raise_for_status()
-        state = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise LastwordError(f"{admin} could not be asked to drain: {error}") from error
-    if not state["drained"]:
-        typer.echo(f"lastword: {state['active']} requests are still running", err=True)
+    if running := drain(admin or find_admin_url()):
+        typer.echo(f"lastword: {running} requests are still running", err=True)
         raise typer.Exit(1)
     typer.echo("drained")
 

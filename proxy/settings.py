@@ -21,7 +21,6 @@ __all__ = [
     "OnLostUpstream",
     "Settings",
     "StoreUrl",
-    "load_admin_url",
     "load_settings",
     "origin",
 ]
@@ -337,20 +336,6 @@ def load_settings(**given: object) -> Settings:
     except ValidationError as error:
         lines = [_explain(item["loc"], item["msg"], item["type"]) for item in error.errors()]
         raise SettingsError("\n".join(lines)) from error
-
-
-def load_admin_url() -> str:
-    """Return where a proxy with this environment has its admin port, as its own host reaches it.
-
-    Raises ``SettingsError`` as ``load_settings`` does; only upstream may be missing.
-    """
-    settings = load_settings(upstream="http://127.0.0.1")  # nobody asks it
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.admin_host, settings.admin_host)  # noqa: S104 - to be asked, not bound
-    return (
-        f"http://[{host}]:{settings.admin_port}"
-        if ":" in host
-        else f"http://{host}:{settings.admin_port}"
-    )
 
 
 def _explain(location: tuple[int | str, ...], message: str, kind: str) -> str:

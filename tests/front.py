@@ -7,14 +7,18 @@ import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from tests.captures import corrected
+from tests.e2e.wire import connect
+from tests.fake_scripts import stream, vllm_events
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tests.e2e.wire import Answer, Wire
+    from tests.fake_vllm import FakeVllm
 
-__all__ = ["free_port", "listening", "read_until"]
+__all__ = ["assert_events_arrive_promptly", "free_port", "listening", "read_until"]
 
 
 def free_port() -> int:
@@ -46,6 +50,24 @@ async def read_until(wire: Wire, answer: Answer, ending: bytes) -> None:
         chunk = await wire.chunk()
         assert chunk, f"the body ended: {answer.body!r}"
         answer.chunks.append(chunk)
+
+
+async def assert_events_arrive_promptly(fake: FakeVllm, url: str) -> None:
+    """Check that each event is with the client before the next is sent, corrected, and no more."""
+    events = vllm_events()
+    fake.script(stream(events, gated=True))
+    sent = corrected(b"".join(events))
+    async with connect(url) as wire:
+        await wire.post()
+        answer = await wire.head()
+        assert answer.status == 200
+        for number, event in enumerate(events):
+            fake.gate(str(number)).open()
+            last = number == len(events) - 1
+            await read_until(wire, answer, sent[-200:] if last else event)
+        fake.gate("ending").open()
+        await wire.body(answer)
+    assert (answer.body, answer.ending) == (sent, "clean")
 
 
 async def _until_it_listens(port: int, process: asyncio.subprocess.Process, name: str) -> None:

@@ -6,20 +6,20 @@ The tests and `lastword demo --vllm` use it. vLLM lives in an interpreter of its
 """
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import httpx
+
+from proxy.tools.process_group import end_group, processes_of_group
 
 HOST = "127.0.0.1"
 MODEL_NAME = "tiny"
@@ -162,7 +162,7 @@ class VllmProcess:
             return []
         others = [
             process
-            for process in _processes_of_group(self._process.pid)
+            for process in processes_of_group(self._process.pid)
             if process.pid != self._process.pid and "resource_tracker" not in process.command
         ]
         return [p.pid for p in sorted(others, key=lambda p: ("EngineCore" not in p.command, p.pid))]
@@ -236,16 +236,10 @@ class VllmProcess:
         process, self._process = self._process, None
         try:
             if process is not None:
-                _end_group(process, self._stop_limit_s)
+                end_group(process, self._stop_limit_s)
         finally:
             if self._folder is not None:
                 self._folder.cleanup()
-
-
-@dataclass(frozen=True)
-class _Process:
-    pid: int
-    command: str
 
 
 def _free_port() -> int:
@@ -253,66 +247,3 @@ def _free_port() -> int:
         listener.bind((HOST, 0))
         port: int = listener.getsockname()[1]
         return port
-
-
-def _end_group(leader: subprocess.Popen[bytes], limit_s: float) -> None:
-    """Terminate the group, give it `limit_s`, kill what is left and wait until nothing is."""
-    group = leader.pid
-    try:
-        _signal_group(group, signal.SIGTERM)
-        _wait_for_group(leader, limit_s)
-    finally:
-        # Also if that wait was interrupted: a second Ctrl-C must leave nothing behind either.
-        _signal_group(group, signal.SIGKILL)
-        _wait_for_group(leader, limit_s)
-
-
-def _wait_for_group(leader: subprocess.Popen[bytes], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    # The poll reaps the leader, which otherwise stays as a zombie.
-    while (leader.poll() is None or _processes_of_group(leader.pid)) and (
-        time.monotonic() < deadline
-    ):
-        time.sleep(POLL_S)
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        # Nobody is left; macOS says "not permitted" where only zombies are.
-        return
-
-
-def _processes_of_group(group: int) -> list[_Process]:
-    """Return the group's processes that still run; zombies that nobody reaps are not among them."""
-    if Path("/proc/self/stat").exists():
-        return list(_read_proc(group))
-    listing = subprocess.run(
-        ["ps", "-A", "-o", "pid=,pgid=,state=,command="],  # noqa: S607 - where ps is, differs
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=True,
-    ).stdout
-    rows = (line.split(maxsplit=3) for line in listing.splitlines())
-    return [
-        _Process(int(pid), "".join(command))
-        for pid, pgid, state, *command in rows
-        if int(pgid) == group and not state.startswith("Z")
-    ]
-
-
-def _read_proc(group: int) -> Iterator[_Process]:
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            # `pid (name) state ppid pgrp ...`, where the name may hold spaces and parentheses.
-            stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-        except OSError:  # it has just ended
-            continue
-        state, _, pgrp = stat.rpartition(")")[2].split()[:3]
-        if int(pgrp) == group and state not in "ZX":
-            yield _Process(int(entry.name), command.decode(errors="replace").strip())

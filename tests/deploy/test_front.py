@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from tests.captures import corrected
 from tests.deploy.tools import DEPLOY, tool
 from tests.e2e.wire import connect
 from tests.fake_scripts import echo, stream, vllm_events
-from tests.front import free_port, listening, read_until
+from tests.front import assert_events_arrive_promptly, free_port, listening, read_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -101,20 +100,7 @@ async def test_events_arrive_promptly(
     fake: FakeVllm, lastword: StartLastword, front: StartFront
 ) -> None:
     """Each event is with the client before the next is sent; the stream is corrected, and clean."""
-    url = await front(await lastword())
-    fake.script(stream(EVENTS, gated=True))
-    sent = corrected(b"".join(EVENTS))
-    async with connect(url) as wire:
-        await wire.post()
-        answer = await wire.head()
-        assert answer.status == 200
-        for number, event in enumerate(EVENTS):
-            fake.gate(str(number)).open()
-            last = number == len(EVENTS) - 1
-            await read_until(wire, answer, sent[-200:] if last else event)
-        fake.gate("ending").open()
-        await wire.body(answer)
-    assert (answer.body, answer.ending) == (sent, "clean")
+    await assert_events_arrive_promptly(fake, await front(await lastword()))
 
 
 async def test_lost_upstream_is_seen_by_the_client(

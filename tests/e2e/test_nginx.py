@@ -17,7 +17,7 @@ from tests.captures import corrected
 from tests.e2e.wire import RESPONSES, connect
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import Ending, close_without_answer, hang, stream, vllm_events
-from tests.front import free_port, listening, read_until
+from tests.front import assert_events_arrive_promptly, free_port, listening, read_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -106,20 +106,7 @@ async def test_events_arrive_promptly(
 ) -> None:
     """Each event is with the client before the next is sent; the stream is corrected, and clean."""
     proxy = await lastword()
-    url = await nginx(proxy.url, towards_proxy)
-    fake.script(stream(EVENTS, gated=True))
-    sent = corrected(b"".join(EVENTS))
-    async with connect(url) as wire:
-        await wire.post()
-        answer = await wire.head()
-        assert answer.status == 200
-        for number, event in enumerate(EVENTS):
-            fake.gate(str(number)).open()
-            last = number == len(EVENTS) - 1
-            await read_until(wire, answer, sent[-200:] if last else event)
-        fake.gate("ending").open()
-        await wire.body(answer)
-    assert (answer.body, answer.ending) == (sent, "clean")
+    await assert_events_arrive_promptly(fake, await nginx(proxy.url, towards_proxy))
 
 
 @pytest.mark.parametrize("towards_proxy", TOWARDS_PROXY)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.e2e.background import create, replay
 from tests.e2e.crash import killed_fork
+from tests.e2e.process import lastword_process
 from tests.e2e.websocket import REALTIME, closed, joined, received, websocket_upstream
 from tests.e2e.wire import RESPONSES, STREAM, connect, exchange, post_stream
 from tests.fake_responses_api import FakeResponsesApi
@@ -165,6 +166,26 @@ async def test_websockets(no_task_left: None, fake: FakeVllm, tmp_path: Path) ->
             }
         (lost,) = log.lines("a WebSocket was lost")
         assert (lost["level"], lost["request_id"]) == ("warning", "mine")
+
+
+async def test_websocket_at_shutdown(no_task_left: None) -> None:
+    """One that the proxy's own end closes is nobody's loss: it was stopped."""
+    settings: dict[str, Any] = {
+        "background": "pass",
+        "log_format": "json",
+        "shutdown_grace_s": 0.1,
+    }
+    async with (
+        websocket_upstream() as upstream,
+        lastword_process(upstream.url, **settings) as proxy,
+        joined(proxy, upstream) as (client, server),
+    ):
+        stopping = asyncio.create_task(proxy.stop())
+        assert await closed(client) == await closed(server) == (1001, "The proxy is shutting down.")
+        assert await stopping == 0
+    (line,) = [line for line in proxy.log() if line["event"] == "request"]
+    assert (line["status"], line["outcome"]) == (101, "stopped")
+    assert not [line for line in proxy.log() if line["level"] == "warning"]
 
 
 async def test_warnings(tmp_path: Path, fake: FakeVllm) -> None:

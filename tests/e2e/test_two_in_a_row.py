@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +24,7 @@ from tests.e2e.websocket import HANDSHAKE, REALTIME, joined, received, websocket
 from tests.e2e.wire import RESPONSES, STREAM, connect, exchange, post_stream
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import echo, stream, vllm_events
+from tests.front import free_port
 from tests.prometheus import total
 
 if TYPE_CHECKING:
@@ -257,12 +257,6 @@ async def test_websocket_through_both(no_task_left: None, lastword: StartLastwor
             assert await received(server) == "there"
             await server.send(b"back")
             assert await received(client) == b"back"
-
-
-def free_port() -> int:
-    """Find a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @pytest.mark.parametrize("hops", [1, 2])

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from proxy.errors import SettingsError
+from proxy.errors import LastwordError, SettingsError
 from proxy.settings import Settings, StoreUrl, load_settings
+from proxy.tools.drain import find_admin_url
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -131,3 +132,29 @@ def test_settings_table_of_the_readme() -> None:
             else "none"
         )
         assert documented[name] == shown, name
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "url"),
+    [
+        (None, None, "http://127.0.0.1:8081"),
+        ("::", "9", "http://[::1]:9"),
+        ("0.0.0.0", "9", "http://127.0.0.1:9"),  # noqa: S104 - all addresses: also this one
+        ("10.0.0.7", None, "http://10.0.0.7:8081"),
+    ],
+)
+def test_admin_port_is_found_by_the_environment(
+    host: str | None, port: str | None, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy that listens on all addresses is asked at its own host's."""
+    for name, value in [("HOST", host), ("PORT", port)]:
+        if value is not None:
+            monkeypatch.setenv(f"LASTWORD_ADMIN_{name}", value)
+    assert find_admin_url() == url
+
+
+def test_admin_port_that_cannot_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any free port is no address: the error says how to give one."""
+    monkeypatch.setenv("LASTWORD_ADMIN_PORT", "0")
+    with pytest.raises(LastwordError, match="--admin"):
+        find_admin_url()
