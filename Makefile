@@ -27,7 +27,7 @@ VLLM_LOG = $(VENV_VLLM)/pip.log
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test run vllm test-vllm bench bench-quick bench-peers lint lint-deploy fuzz audit clean
+.PHONY: help install demo test run vllm test-vllm bench bench-quick bench-peers lint deploy-tools lint-deploy fuzz audit clean
 
 help: ## list the commands
 	@echo 'Usage: make COMMAND [PYTHON=python3] [ARGS="..."]'
@@ -95,6 +95,8 @@ audit: ## look every pin up in the public list of known vulnerabilities (needs t
 	@test -x $(AUDIT)/bin/pip-audit || { '$(PYTHON)' -m venv $(AUDIT) \
 		&& $(AUDIT)/bin/python -m pip install --quiet 'pip-audit>=2.9'; }
 	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt $(ARGS)
+
+deploy-tools: $(DEPLOY_INSTALLED)
 
 lint-deploy: $(DEPLOY_INSTALLED) ## check what deploy/ holds (sets up .venv-deploy; large)
 	$(VENV_DEPLOY)/bin/hadolint deploy/Dockerfile
