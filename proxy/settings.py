@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pydantic import AfterValidator, Field, Secret, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from proxy.addresses import (
+    REDIS_SCHEMES,
+    StoreUrl,
+    masked,
+    networks,
+    origin,
+    prefix,
+    store_url,
+)
 from proxy.core.corrector import Mode
 from proxy.errors import SettingsError
 
-__all__ = [
-    "REDIS_SCHEMES",
-    "Background",
-    "OnLostUpstream",
-    "Settings",
-    "StoreUrl",
-    "load_settings",
-    "origin",
-]
+__all__ = ["Background", "OnLostUpstream", "Settings", "load_settings"]
 
 MIB = 1024 * 1024
-MASK = "***"
-REDIS_SCHEMES = ("redis", "rediss")
-_DATABASE = re.compile(r"(/\d*)?")
 
 
 class Background(StrEnum):
@@ -46,91 +41,6 @@ class OnLostUpstream(StrEnum):
     FAILED_CUT = "failed_cut"
     FAILED = "failed"
     ABORT = "abort"
-
-
-def origin(value: str) -> str:
-    """Accept http(s)://host[:port][/prefix]; a request's path is appended to the prefix."""
-    parts = urlsplit(value)
-    try:
-        port_ok = parts.port is None or parts.port > 0
-    except ValueError:
-        port_ok = False
-    if (
-        parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or not port_ok
-        or parts.query
-        or parts.fragment
-        or "?" in value
-        or "#" in value
-        or parts.username is not None
-        or parts.path.startswith("//")
-        or any(segment in (".", "..") for segment in unquote(parts.path).split("/"))
-        or "\\" in unquote(value)
-        or any(ord(character) <= 0x20 or ord(character) > 0x7E for character in value)  # noqa: PLR2004 - ASCII's edges
-    ):
-        raise ValueError(
-            "must be http://HOST[:PORT] or https://HOST[:PORT], optionally with a path prefix"
-            " without dot segments, without query, fragment or user"
-        )
-    return value.rstrip("/")
-
-
-def _networks(value: str) -> str:
-    for part in filter(None, (piece.strip() for piece in value.split(","))):
-        try:
-            ipaddress.ip_network(part, strict=False)
-        except ValueError as error:
-            raise ValueError(
-                f"{part!r} is not an IP address or network such as 10.0.0.0/8"
-            ) from error
-    return value
-
-
-class StoreUrl(Secret[str]):
-    """Where copies are kept; who logs in there, and with what, is shown to nobody."""
-
-    def _display(self) -> str:
-        return _masked(self.get_secret_value())
-
-
-def _store_url(value: StoreUrl) -> StoreUrl:
-    url = value.get_secret_value()
-    if url == "memory:" or (url.startswith("sqlite:") and len(url) > len("sqlite:")):
-        return value
-    parts = urlsplit(url)
-    try:
-        reachable = parts.hostname and (parts.port is None or parts.port > 0)
-    except ValueError:
-        reachable = False
-    if parts.scheme not in REDIS_SCHEMES or not reachable or not _DATABASE.fullmatch(parts.path):
-        raise ValueError(
-            "must be memory:, sqlite:PATH, redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE] or the"
-            " same with rediss: for TLS"
-        )
-    if any(not name.startswith("ssl_") for name, _ in parse_qsl(parts.query)):
-        raise ValueError("may have behind its ? only what TLS needs, such as ssl_ca_certs=PATH")
-    return value
-
-
-def _path_prefix(value: str) -> str:
-    if value and (not value.startswith("/") or value.endswith("/")):
-        raise ValueError("must begin with a slash and not end with one, such as /llm")
-    return value
-
-
-def _masked(value: str) -> str:
-    """Hide who logs in where, and with what, if this is a URL."""
-    if "://" not in value:
-        return value
-    try:
-        parts = urlsplit(value)
-    except ValueError:
-        return MASK
-    user, _, place = parts.netloc.rpartition("@")
-    pairs = [pair.partition("=") for pair in parts.query.split("&") if pair]
-    query = "&".join(f"{name}={MASK}" if given else MASK for name, given, _ in pairs)
-    return parts._replace(netloc=f"{MASK}@{place}" if user else place, query=query).geturl()
 
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -163,7 +73,7 @@ class Settings(BaseSettings):
         " proxy keeps the stream open), auto (upstream, or proxy where vLLM's store is off), or"
         " pass (nothing is kept).",
     )
-    store: Annotated[StoreUrl, AfterValidator(_store_url)] = Field(
+    store: Annotated[StoreUrl, AfterValidator(store_url)] = Field(
         StoreUrl("memory:"),
         description="Where copies of background responses are kept: memory:, sqlite:PATH or, for"
         " several replicas, redis://HOST.",
@@ -198,7 +108,7 @@ class Settings(BaseSettings):
         description="Bytes of all copies; the oldest finished ones go first. By default 256 MiB in"
         " memory:, 1 GiB in sqlite: and redis:.",
     )
-    path_prefix: Annotated[str, AfterValidator(_path_prefix)] = Field(
+    path_prefix: Annotated[str, AfterValidator(prefix)] = Field(
         "", description="What stands before /v1/responses in the paths that clients use."
     )
     upstream_host: Literal["preserve", "upstream"] = Field(
@@ -207,7 +117,7 @@ class Settings(BaseSettings):
     upstream_ca_file: Path | None = Field(
         None, description="PEM file of the authorities that an https upstream is verified with."
     )
-    trusted_proxies: Annotated[str, AfterValidator(_networks)] = Field(
+    trusted_proxies: Annotated[str, AfterValidator(networks)] = Field(
         "", description="Comma-separated networks whose X-Forwarded-* headers are appended to."
     )
     on_lost_upstream: OnLostUpstream = Field(
@@ -301,7 +211,7 @@ class Settings(BaseSettings):
         are masked wherever they stand.
         """
         return {
-            name: _masked(value) if isinstance(value, str) else value
+            name: masked(value) if isinstance(value, str) else value
             for name, value in self.model_dump(mode="json").items()
         }
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxy.settings import REDIS_SCHEMES
+from proxy.addresses import REDIS_SCHEMES
 from proxy.store import Limits, Store, StoreError
 from proxy.store.memory import DEFAULT_MAX_BYTES as MEMORY_MAX_BYTES
 from proxy.store.memory import MemoryStore

@@ -14,7 +14,7 @@ STANDARD = sys.stdlib_module_names
 ROOMS: dict[str, set[str]] = {
     "core": {"core"},
     "upstream": {"core", "upstream", "settings", "errors"},
-    "store": {"core", "store", "settings", "errors"},
+    "store": {"core", "store", "settings", "errors", "addresses"},
     "background": {"core", "upstream", "store", "background", "settings", "errors"},
     "gateway": {"core", "upstream", "store", "background", "gateway", "settings", "errors"},
     "operations": {
@@ -65,10 +65,10 @@ def test_core_has_no_io_and_one_dependency() -> None:
         assert not any(isinstance(n, ast.AsyncFunctionDef | ast.Await) for n in ast.walk(tree))
 
 
-@pytest.mark.parametrize("module", ["settings", "errors"])
+@pytest.mark.parametrize("module", ["settings", "errors", "addresses"])
 def test_modules_that_all_may_know(module: str) -> None:
-    """Settings and errors know nobody but the core's words."""
-    assert rooms_of(ROOT / f"{module}.py") <= {"core", "errors"}
+    """Settings, their addresses and errors know nobody but the core's words."""
+    assert rooms_of(ROOT / f"{module}.py") <= {"core", "errors", "addresses"}
 
 
 def test_middleware_knows_the_core_alone() -> None:

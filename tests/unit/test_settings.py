@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from proxy.addresses import StoreUrl
 from proxy.errors import LastwordError, SettingsError
-from proxy.settings import Settings, StoreUrl, load_settings
+from proxy.settings import Settings, load_settings
 from proxy.tools.drain import find_admin_url
 
 README = Path(__file__).parents[2] / "README.md"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from proxy.settings import origin
+from proxy.addresses import origin
 from proxy.tools.check.report import CheckError
 
 if TYPE_CHECKING:
