@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from proxy.background.owner import Owners
 from proxy.background.runs import Runs
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from proxy.settings import Settings
+    from proxy.store.shared import SharedStore
 
 __all__ = ["Gateway"]
 
@@ -75,7 +76,8 @@ class Gateway:
             slots=self.slots,
         )
         store = self.runs.store if self.runs is not None else None
-        readiness = Readiness(metrics, self.drain, self.probe, store)
+        shared = cast("SharedStore", store) if store and settings.shares_store else None
+        readiness = Readiness(metrics, self.drain, self.probe, store, shared=shared)
         self.admin: ASGIApp = build_admin(settings, metrics, self.drain, readiness)
 
     async def start(self) -> None:

@@ -13,6 +13,7 @@ from proxy.store import StoreError
 if TYPE_CHECKING:
     from proxy.operations.metrics import Metrics
     from proxy.store import Store
+    from proxy.store.shared import SharedStore
     from proxy.upstream.probe import UpstreamProbe
 
 __all__ = ["Check", "Readiness", "Report"]
@@ -45,7 +46,8 @@ class _Draining(Protocol):
 class Readiness:
     """Looks at the drain, upstream's probe and the store, each as far as there is one.
 
-    A store that is away never makes the proxy unready: streams pass without it.
+    A store that is away never makes the proxy unready: streams pass without it.  ``shared`` is the
+    store too, where it knows by itself whether it is away.
     """
 
     def __init__(
@@ -54,11 +56,14 @@ class Readiness:
         drain: _Draining,
         probe: UpstreamProbe | None,
         store: Store | None,
+        *,
+        shared: SharedStore | None = None,
     ) -> None:
         self._metrics = metrics
         self._drain = drain
         self._probe = probe
         self._store = store
+        self._shared = shared
 
     @property
     def ready(self) -> bool:
@@ -103,6 +108,9 @@ class Readiness:
     async def _check_store(self) -> Check:
         if self._store is None:
             return Check(ok=None, needed=False, detail="No copies are kept.")
+        if self._shared is not None and not self._shared.up:  # it may still answer reads
+            self._metrics.store_up.set(0)
+            return Check(ok=False, needed=False, detail="It is away, or takes no writes.")
         try:
             async with asyncio.timeout(_STORE_S):
                 size = await self._store.size()
