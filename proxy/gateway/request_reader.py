@@ -86,16 +86,18 @@ class RequestReader(EndingProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
             rest = data[stop.args[0] :]
-            if self.upgrade is not None:
-                self.upgrade.take(rest)
-            else:
-                self._parse(self._without_upgrade(rest))
-            return
         except httptools.HttpParserError as error:
             self.refuse(_reason(error))
             return
-        if self._same_part or self._in_head or self._in_body:
-            self._on_part()
+        else:
+            if self._same_part or self._in_head or self._in_body:
+                self._on_part()
+            return
+        # Not within the handler: what goes wrong in the rest would look like its consequence.
+        if self.upgrade is not None:
+            self.upgrade.take(rest)
+        else:
+            self._parse(self._without_upgrade(rest))
 
     def _on_part(self) -> None:
         """Look at a request that has come in part: is it too large, and who waits for the rest."""

@@ -316,3 +316,23 @@ async def test_http_1_0_may_do_without_a_host(fake: FakeVllm, lastword: StartLas
             assert (await wire.answer()).status == 200  # and no 100, which HTTP/1.0 does not know
             assert await wire.at_eof()
         assert fake.requests[-1].values("host") == [fake.url.removeprefix("http://").encode()]
+
+
+@pytest.mark.parametrize(
+    ("second", "status"),
+    [
+        pytest.param(head(b"Expect: x", b"Content-Length: 2") + b"{}", 417, id="Expect"),
+        pytest.param(head(b"Host: b"), 400, id="two Hosts"),
+        pytest.param(b"nonsense\r\n\r\n", 400, id="no HTTP"),
+    ],
+)
+async def test_request_behind_an_ignored_upgrade(
+    fake: FakeVllm, lastword: StartLastword, second: bytes, status: int
+) -> None:
+    """It is refused for what is wrong with it, in its turn, however it was read."""
+    proxy = await lastword()
+    fake.handler = echo
+    first = head(b"Connection: upgrade", b"Upgrade: h2c", b"Content-Length: 3") + b"abc"
+    async with connect(proxy.url) as wire:
+        await wire.send(first + second)
+        assert [(await wire.answer()).status, (await wire.answer()).status] == [200, status]
