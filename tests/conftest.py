@@ -6,6 +6,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any, Protocol
 
+import hypothesis
 import pytest
 
 from tests.fake_vllm import FakeVllm
@@ -13,6 +14,12 @@ from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+
+# The suite tries the same examples each time: it must not fail one day for what was there the day
+# before. HYPOTHESIS_PROFILE=default searches on, and so does `make fuzz`.
+hypothesis.settings.register_profile("suite", derandomize=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
 class Lastword(Protocol):

@@ -51,15 +51,10 @@ EVERY_CUT = [
     for name in (
         "a1_stream_truncated",
         "a2_stream_truncated_raw_chunked",
-        "a3_stream_truncated_one_token",
         "b1_stream_completed_schema",
         "c2_replay_truncated",
-        "c3_replay_truncated_after3",
-        "c11_replay_truncated_raw_chunked",
         "h1_reasoning_truncated_stream",
-        "k1_metadata_tricky_truncated_stream",
         "k7_lookalike_objects_truncated_stream",
-        "k8_lookalike_objects_completed_stream",
         "p4_background_tool_replay",
     )
 ]
