@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FlawedStreamError", "Run", "RunMode"]
 
-GATHER_S = 0.2
+GATHER_S = 0.05
 """How long events gather before they are stored, unless the store says otherwise."""
 
 
