@@ -355,7 +355,10 @@ def test_copy_fails_after_a_crash_where_the_proxy_made_it(
     options = ("--background", "proxy", "--store", f"sqlite:{tmp_path / 'copies.db'}")
     first = launch_proxy(*options)
     with openai_client(first.url, vllm) as client:
-        seen = leave_in_the_middle(client, vllm, then=first.kill)
+        # Long enough in it that the disk has a beginning, which a live event does not wait for.
+        seen = leave_in_the_middle(
+            client, vllm, then=first.kill, read=200, max_output_tokens=LONG_RUN_TOKENS
+        )
     second = launch_proxy(*options)
     wait_until_idle(raw, vllm)
     with openai_client(second.url, vllm) as client:
@@ -425,13 +428,18 @@ def in_the_middle(cancel: Callable[[], T]) -> T:
 
 
 def leave_in_the_middle(
-    client: openai.OpenAI, vllm: Server, *, then: Callable[[], None] = lambda: None
+    client: openai.OpenAI,
+    vllm: Server,
+    *,
+    then: Callable[[], None] = lambda: None,
+    read: int = BEGINNING,
+    **changed: Any,
 ) -> list[ResponseStreamEvent]:
-    """Begin a background stream, read a few events, do `then` and leave; return what was seen."""
+    """Begin a background stream, read some events, do `then` and leave; return what was seen."""
     with client.responses.create(
-        model=vllm.model, background=True, stream=True, **MIDDLE_RUN
+        model=vllm.model, background=True, stream=True, **MIDDLE_RUN | changed
     ) as live:
-        seen = list(islice(live, BEGINNING))
+        seen = list(islice(live, read))
         then()
     assert not any(is_terminal(event) for event in seen)
     return seen
