@@ -143,8 +143,8 @@ class Corrector:
                 if number != NO_NUMBER:
                     self.last_sequence_number = number
                 return chunk
-        out = b"".join([seen.raw for seen in self._feed(chunk)])
-        return chunk if self._observe else out
+        seen = self._feed(chunk)
+        return chunk if self._observe else b"".join([one.raw for one in seen])
 
     def feed_blocks(self, chunk: bytes) -> list[Seen]:
         """Do what ``feed`` does and return block by block what is to be sent."""

@@ -89,11 +89,6 @@ class EventStreamDecoder:
         return bytes(self._buffer)
 
     @property
-    def at_boundary(self) -> bool:
-        """Whether everything so far was handed out as whole blocks."""
-        return not self._buffer and not self._in_fragments and not self._start
-
-    @property
     def in_fragments(self) -> bool:
         """Whether an over-long event was handed out in part and has not ended yet."""
         return self._in_fragments

@@ -17,7 +17,6 @@ from proxy.gateway.background_answers import (
     ENDED,
     FROM_THE_START,
     StreamAnswers,
-    away,
     cannot_cancel,
     no_stream,
     read_query,
@@ -26,7 +25,7 @@ from proxy.gateway.background_answers import (
 )
 from proxy.gateway.record import brief
 from proxy.settings import Background
-from proxy.store import CopyInfo, Gone, StoreError, Tombstone
+from proxy.store import CopyInfo, Gone, Tombstone
 from proxy.upstream.headers import response_headers
 
 if TYPE_CHECKING:
@@ -53,7 +52,10 @@ _Found = Run | RemoteRun | CopyInfo | Tombstone
 
 
 class BackgroundRoutes:
-    """The routes of responses whose copies are kept here; each says whether it has answered."""
+    """The routes of responses whose copies are kept here; each says whether it has answered.
+
+    They raise ``StoreError`` where the store does not answer.
+    """
 
     def __init__(
         self,
@@ -146,10 +148,7 @@ class BackgroundRoutes:
             with found.followed():
                 if found.mode is RunMode.UPSTREAM:
                     await self._cancel_upstream(down, headers)
-                try:
-                    left = await self._runs.cancel(found)
-                except StoreError as error:
-                    raise away(error) from error
+                left = await self._runs.cancel(found)
             if left is None or isinstance(left, Tombstone):
                 return False
             found = left
@@ -230,19 +229,16 @@ class BackgroundRoutes:
         ]
         sized.append((b"content-length", b"%d" % len(up)))
         target = down.target
-        try:
-            return await self._runs.begin(
-                mode,
-                self._owners.owner_of(down.headers),
-                path=target.partition(b"?")[0],
-                target=target,
-                headers=sized,
-                body=up,
-                asked=body,
-                request_id=asked.request_id,
-            )
-        except StoreError as error:
-            raise away(error) from error
+        return await self._runs.begin(
+            mode,
+            self._owners.owner_of(down.headers),
+            path=target.partition(b"?")[0],
+            target=target,
+            headers=sized,
+            body=up,
+            asked=body,
+            request_id=asked.request_id,
+        )
 
     async def _answer(self, down: Downstream, answer: Answer) -> None:
         """Pass upstream's answer as it is."""
@@ -277,7 +273,10 @@ class BackgroundRoutes:
         meta = found.meta
         self._runs.check_same(meta, down.body)
         if isinstance(found, CopyInfo) and is_object(found):
-            return await self._answer_object(down, found.key.response_id, headers)
+            if await self._answer_object(down, found.key.response_id, headers):
+                return True
+            await self._runs.delete(found.key)  # a copy that stays would be found again for ever
+            return False
         if isinstance(found, CopyInfo) and found.ended_at is None:
             found = await self._runs.adopt(found, headers, follows=asked.stream)
         if not asked.stream:
@@ -324,8 +323,6 @@ class BackgroundRoutes:
         owner = self._owners.owner_of(down.headers)
         try:
             found = await self._runs.find(owner, response_id)
-        except StoreError as error:
-            raise away(error) from error
         except BadRequestError:
             if mine_only:
                 return None

@@ -129,10 +129,7 @@ class StreamAnswers:
 
     async def replay(self, down: Downstream, info: CopyInfo, after: int) -> None:
         """Answer with the events of an ended copy behind the number ``after``."""
-        try:
-            index = await self._index_after(info, after)
-        except StoreError as error:
-            raise away(error) from error
+        index = await self._index_after(info, after)
         await self._start_stream(down, None)
         self._observer.replayed("copy_stored")
         down.record.outcome = Outcome.CLIENT_GONE  # unless it stays to the end

@@ -160,4 +160,4 @@ class BodyWriter:
         if cycle.response_started and self._ends_with_connection:
             self._protocol.reset_soon()
         else:
-            cycle.transport.close()
+            self._protocol.close()

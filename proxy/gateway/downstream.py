@@ -183,16 +183,12 @@ class Downstream:
         body = error.body()
         head = [
             (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
             (b"x-request-id", self.request_id),
             *error.headers,
         ]
         if not self.writer.request_whole and not values(head, b"connection"):
             head.append(_CLOSE)  # what is left of the body is not read
-        await self.start(error.status, head)
-        self.record.bytes = len(body)
-        self.writer.write(body)
-        self.writer.end()
+        await self.answer(error.status, head, body)
 
     async def pipe(self, stream: UpstreamStream, sink: Callable[[bytes], None]) -> None:
         """Hand upstream's body to ``sink`` as it comes, held back while the client is full."""

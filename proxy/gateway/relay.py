@@ -17,12 +17,14 @@ from proxy.core.content_coding import DECODABLE
 from proxy.core.corrector import Mode
 from proxy.core.outcome import Outcome
 from proxy.errors import FullError, RequestError, UpstreamError, own_fault
+from proxy.gateway.background_answers import away
 from proxy.gateway.downstream import ClientGoneError, Downstream
 from proxy.gateway.record import ANSWERED, REFUSED, brief
 from proxy.gateway.request_coding import decoder_for
 from proxy.gateway.routes import ResponsesRoutes, requested_mode
 from proxy.gateway.stream_relay import StreamRelay
 from proxy.gateway.websocket import WebSocketRelay
+from proxy.store import StoreError
 from proxy.upstream.client import lost_message
 from proxy.upstream.headers import Forwarding, response_headers, values, with_identity_body
 from proxy.upstream.silence import SilenceLimit
@@ -165,8 +167,11 @@ class Relay:
                 await down.read_body(limit, share, decoder_for(down.headers))
                 if values(down.headers, b"content-encoding"):
                     headers = with_identity_body(headers, len(down.body))
-            if self._background is not None and await self._kept(down, headers, creates=creates):
-                return
+            try:
+                if await self._kept(down, headers, creates=creates):
+                    return
+            except StoreError as error:
+                raise away(error) from error
             response = await self._client.open(
                 down.method,
                 down.target,
@@ -206,18 +211,15 @@ class Relay:
             self._observer.replayed("upstream")
         looked_at = streams and mode is not Mode.OFF
         coding = b",".join(values(raw, b"content-encoding")).strip().lower()
-        if looked_at and coding not in _IDENTITY:
-            self._observer.stream_compressed(decoded=coding in DECODABLE)
-            looked_at = coding in DECODABLE
-        corrects = looked_at and mode is Mode.ON
-        decoded = corrects and coding in DECODABLE
-        if looked_at and coding in DECODABLE and not corrects:
-            looked_at = False  # observed bytes pass as they came, compressed
+        decoded = False
+        if looked_at and coding not in _IDENTITY:  # observed bytes pass as they came, compressed
+            decoded = looked_at = mode is Mode.ON and coding in DECODABLE
+            self._observer.stream_compressed(decoded=decoded)
         head = response_headers(
             raw,
             request_id=down.request_id,
             event_stream=event_stream,
-            rewritten=corrects,
+            rewritten=looked_at and mode is Mode.ON,
             decoded=decoded,
         )
         await down.start(response.status_code, head)

@@ -116,7 +116,7 @@ class StreamRelay:
                     if coding:
                         await self._pull_compressed(coding)
                     else:
-                        await self._down.pipe(self._stream, self._take_first)
+                        await self._down.pipe(self._stream, self._take)
         except (TimeoutError, httpx.TransportError, InflateError) as error:
             if not (self.corrector.ended and self._ends_itself):
                 self.lost = error
@@ -136,7 +136,6 @@ class StreamRelay:
     async def _pull_compressed(self, coding: bytes) -> None:
         inflater = Inflater(coding)
         async for chunk in self._stream:
-            self.first_event_at = self.first_event_at or self._loop.time()
             for piece in inflater.feed(chunk):
                 self._take(piece)
                 await self._writer.drain()
@@ -145,31 +144,27 @@ class StreamRelay:
                 if not self.corrector.between_events:
                     inflater.refuse_bomb()
 
-    def _take_first(self, chunk: bytes) -> None:
-        """Take the first chunk, and have all others taken without a look at the clock."""
-        self.first_event_at = self._loop.time()
-        self._stream.redirect(self._take)
-        self._take(chunk)
-
     def _take(self, chunk: bytes) -> None:
         """Take one chunk from upstream's socket."""
-        self._silence.heard_at = self._time()
+        self._silence.heard_at = now = self._time()
+        if self.first_event_at is None:
+            self.first_event_at = now
         corrector = self.corrector
         if corrector.terminal is None:
             whole = corrector.feed(chunk)
             self._write(whole)
+            # What passes as it is has brought no end, and what is only observed none of ours.
             if whole is not chunk and self.corrector.terminal is not None:
-                self._take_end()  # a chunk that passes as it is has brought no end
+                self._take_end()
         else:
             self._take_after_end(chunk)
 
     def _take_end(self) -> None:
         """Note that the terminal event was written: the client's body ends soon."""
-        if self._ends_itself:
-            self._end_timer = self._loop.call_later(END_WAIT_S, self._writer.end)
-            self._silence.end_after(END_WAIT_S + DRAIN_S)
-            if self.corrector.done:
-                self._writer.end()
+        self._end_timer = self._loop.call_later(END_WAIT_S, self._writer.end)
+        self._silence.end_after(END_WAIT_S + DRAIN_S)
+        if self.corrector.done:
+            self._writer.end()
 
     def _take_after_end(self, chunk: bytes) -> None:
         """Take what comes behind the terminal event."""

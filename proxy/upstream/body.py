@@ -62,7 +62,6 @@ class UpstreamStream(httpx.AsyncByteStream):
         """
         self._check_unread()
         try:
-            self.redirect(sink)
             if self._chunks:
                 unread = b"".join(self._chunks)
                 self._chunks.clear()
@@ -71,17 +70,13 @@ class UpstreamStream(httpx.AsyncByteStream):
             if self._connection is not None:
                 self._full = False
                 self._apply_pause()
+                self._connection.sink = sink
                 await self._wait()
         except BaseException:
             self._abandon()
             await self.settle()
             raise
         await self._finish()
-
-    def redirect(self, sink: Callable[[bytes], None]) -> None:
-        """Push what comes from now on into another sink; for one that `pipe_to` was given."""
-        if self._connection is not None:
-            self._connection.sink = sink
 
     def pause(self) -> None:
         """Stop reading from upstream's socket, which holds the sender back. Idempotent."""

@@ -148,6 +148,7 @@ class UpstreamClient:
                     f" {error.__cause__.verify_message.rstrip('.')}. Name the authority of its"
                     " certificate with --upstream-ca-file, and its host with --upstream as the"
                     " certificate does.",
+                    kind="tls",
                 ) from error
             raise self._error(502, "cannot be reached", error) from error
         except httpx.TransportError as error:

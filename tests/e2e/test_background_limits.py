@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from proxy.store import StoreUnavailableError
+from proxy.store.memory import MemoryStore
 from tests.e2e.background import (
     ALICE,
     BOB,
     blocks,
     create,
     creating,
+    delete,
     expected,
     get,
     metric,
@@ -24,6 +27,7 @@ from tests.e2e.background import (
 )
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import event, response_object, stream, vllm_events
+from tests.prometheus import until_total
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -107,7 +111,7 @@ async def test_gap_in_upstreams_numbers(fake: FakeVllm, lastword: StartLastword)
         assert "dropped" in message
         assert (await get(proxy.url)).status == 404  # vLLM's word
         assert fake.requests[-1].method == "GET"
-        assert await metric(proxy.admin_url, DROPPED) == 1
+        await until_total(proxy.admin_url, 1, DROPPED)
         assert not api.runs
 
 
@@ -123,14 +127,14 @@ async def test_copy_that_grows_too_large(fake: FakeVllm, lastword: StartLastword
     assert got.ending == "clean"
     assert [payload(x)["sequence_number"] for x in blocks(got.body)] == list(range(41))
     assert refusal(await replay(proxy.url))[:2] == (400, "stream")
-    assert await metric(proxy.admin_url, DROPPED) == 1
+    await until_total(proxy.admin_url, 1, DROPPED)
     long = event("response.output_text.delta", 1, delta="x" * 20_000)
     numbered = event("response.completed", 2, response=response_object("completed", "resp_2"))
     fake.script(stream([vllm_events(response_id="resp_2")[0], long, numbered]))
     got = await create(proxy.url)
     assert long in got.body
     assert got.body.endswith(numbered.replace(b'"background":false', b'"background":true'))
-    assert await metric(proxy.admin_url, DROPPED) == 2
+    await until_total(proxy.admin_url, 2, DROPPED)
 
 
 async def test_one_large_event_is_kept(fake: FakeVllm, lastword: StartLastword) -> None:
@@ -182,6 +186,26 @@ async def test_full_disk(disk: Path, fake: FakeVllm, lastword: StartLastword) ->
     got = await create(proxy.url)
     assert got.ending == "clean"
     assert [payload(x)["sequence_number"] for x in blocks(got.body)] == list(range(501))
-    assert await metric(proxy.admin_url, DROPPED) == 1
+    await until_total(proxy.admin_url, 1, DROPPED)
     assert blocks((await replay(proxy.url)).body) == expected()
     assert blocks((await create(proxy.url)).body) == expected(response_id="resp_2")
+
+
+async def test_delete_where_the_store_takes_no_writes(
+    fake: FakeVllm, lastword: StartLastword, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is 503 and says so; the copy is still there."""
+
+    async def refuse(*_: object) -> None:
+        raise StoreUnavailableError("the disk is full")
+
+    proxy = await lastword(background="upstream")
+    FakeResponsesApi(fake)
+    created = await create(proxy.url, ALICE)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "drop", refuse)
+        refused = await delete(proxy.url, ALICE)
+    assert refused.status == 503
+    assert "the disk is full" in refused.json()["error"]["message"]
+    assert (await replay(proxy.url, None, ALICE)).body == created.body
+    assert (await delete(proxy.url, ALICE)).status == 200

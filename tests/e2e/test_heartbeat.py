@@ -54,7 +54,9 @@ async def test_never_within_an_event(fake: FakeVllm, lastword: StartLastword) ->
     async with connect(proxy.url) as wire:
         await wire.post()
         await wire.head()
-        assert await wire.chunk() == EVENTS[0]
+        while (chunk := await wire.chunk()) == COMMENT:
+            pass
+        assert chunk == EVENTS[0]
         assert await wire.chunk() == COMMENT
         assert await wire.chunk() == COMMENT
         fake.gate("2").open()
@@ -81,9 +83,9 @@ async def test_never_within_an_overlong_event(fake: FakeVllm, lastword: StartLas
         async with connect(proxy.url) as clock:
             await clock.post()
             await clock.head()
-            assert await clock.chunk() == EVENTS[0]
-            for _ in range(10):
-                assert await clock.chunk() == COMMENT
+            beats = 0
+            while beats < 10:
+                beats += await clock.chunk() == COMMENT
         fake.gate("2").open()
         tail = await wire.chunk()
         while not tail.endswith(b"\n\n"):

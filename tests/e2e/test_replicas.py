@@ -32,8 +32,11 @@ from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.conftest import Lastword, StartLastword
-    from tests.fake_vllm import FakeVllm
+    from tests.fake_vllm import Exchange, FakeVllm
     from tests.redis_server import RedisServer
+
+
+JSON = [("content-type", "application/json")]
 
 
 class StartReplicas(Protocol):
@@ -239,3 +242,22 @@ async def read_stream(url: str) -> bytes:
     writer.close()
     await writer.wait_closed()
     return body
+
+
+async def test_a_create_whose_response_vllm_has_forgotten_is_made_anew(
+    fake: FakeVllm, replicas: StartReplicas
+) -> None:
+    """Its owner was kept here, its id was taken by it, and vLLM has been started again since."""
+    proxy, *_ = await replicas("upstream", 1)
+    made = b'{"id":"mine","object":"response","status":"queued"}'
+
+    async def forgetful(exchange: Exchange) -> None:
+        await exchange.read_body()
+        created = exchange.request.method == "POST"
+        await exchange.answer(200 if created else 404, JSON, body=made if created else b"{}")
+
+    fake.handler = forgetful
+    for _ in range(2):
+        answer = await create(proxy.url, ALICE, stream=False, request_id="mine")
+        assert (answer.status, answer.body) == (200, made)
+    assert [exchange.request.method for exchange in fake.exchanges] == ["POST", "GET", "POST"]

@@ -199,7 +199,7 @@ async def test_lastword_drain(
 
 async def test_drain_delay(fake: FakeVllm, lastword: StartLastword) -> None:
     """For drain_delay_s new requests are still served, though the proxy is not ready."""
-    proxy = await lastword(drain_delay_s=1.0)
+    proxy = await lastword(drain_delay_s=3.0)
     fake.script(stream(EVENTS))
     async with httpx.AsyncClient(trust_env=False) as client:
         draining = asyncio.create_task(client.post(f"{proxy.admin_url}/drain", timeout=20))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from proxy.gateway.protocol import LastwordProtocol
 from tests.e2e.wire import RESPONSES, Answer, connect, exchange
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import EVENT_STREAM, stream, vllm_events
@@ -152,3 +153,33 @@ async def test_client_that_takes_nothing_is_cut_off(
         await wire.head()
         async with asyncio.timeout(15):
             await gone.wait()
+
+
+async def test_client_that_does_not_take_the_rest_of_a_cut_stream_is_cut_off(
+    fake: FakeVllm, lastword: StartLastword, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However little is left, and though nothing is written any more, after write_stall_s."""
+    protocols: list[LastwordProtocol] = []
+    made = LastwordProtocol.connection_made
+
+    def connection_made(self: LastwordProtocol, transport: asyncio.Transport) -> None:
+        protocols.append(self)
+        made(self, transport)
+
+    monkeypatch.setattr(LastwordProtocol, "connection_made", connection_made)
+    proxy = await lastword(write_stall_s=0.3)
+
+    async def fill_and_cut(exchange: Exchange) -> None:
+        await exchange.read_body()
+        await exchange.respond(200, EVENT_STREAM)
+        while not protocols[0].transport.get_write_buffer_size():
+            await exchange.send(b": %b\n\n" % (b"x" * 2**13))
+            await asyncio.sleep(0.001)  # the proxy's turn
+        await exchange.cut()
+
+    fake.script(fill_and_cut)
+    async with connect(proxy.url, receive_buffer=4096) as wire:
+        await wire.post()
+        async with asyncio.timeout(15):
+            while protocols[0] in protocols[0].connections:  # noqa: ASYNC110 - uvicorn's own set
+                await asyncio.sleep(0.05)

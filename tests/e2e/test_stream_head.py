@@ -11,6 +11,7 @@ import pytest
 from tests.captures import corrected
 from tests.e2e.wire import RESPONSES, exchange, post_stream
 from tests.fake_scripts import EVENT_STREAM, cut, stream, vllm_events
+from tests.prometheus import total
 
 if TYPE_CHECKING:
     from tests.conftest import StartLastword
@@ -93,3 +94,21 @@ async def test_unknown_coding_passes(fake: FakeVllm, lastword: StartLastword) ->
     answer = await post_stream(proxy.url)
     assert answer.values("content-encoding") == [b"br"]
     assert (answer.body, answer.ending) == (body, "clean")
+
+
+@pytest.mark.parametrize(
+    ("correct", "coding", "counted"),
+    [("on", "gzip", "decoded"), ("on", "br", "passed"), ("observe", "gzip", "passed")],
+)
+async def test_compressed_stream_is_counted(
+    correct: str, coding: str, counted: str, fake: FakeVllm, lastword: StartLastword
+) -> None:
+    """As what became of it: observed bytes pass as they came."""
+    proxy = await lastword(correct=correct)
+    packed = gzip.compress(b"".join(vllm_events()))
+    fake.script(stream([packed], headers=[*EVENT_STREAM, ("content-encoding", coding)]))
+    answer = await post_stream(proxy.url)
+    assert (answer.body == packed) is (counted == "passed")
+    name = "lastword_compressed_streams_total"
+    assert await total(proxy.admin_url, name, coding=counted) == 1
+    assert await total(proxy.admin_url, name) == 1

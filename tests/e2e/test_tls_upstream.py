@@ -11,11 +11,12 @@ import trustme
 
 from tests.contract.raw_server import RawServer
 from tests.e2e.wire import Answer, exchange
+from tests.prometheus import total
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conftest import StartLastword
+    from tests.conftest import Lastword, StartLastword
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -27,11 +28,14 @@ def upstream_of(authority: trustme.CA, host: str) -> RawServer:
     return RawServer(context)
 
 
-async def ask(lastword: StartLastword, server: RawServer, ca_file: Path | None) -> Answer:
+async def start(lastword: StartLastword, server: RawServer, ca_file: Path | None) -> Lastword:
+    """Start a proxy in front of it."""
+    upstream = f"https://127.0.0.1:{server.port}/prefix"
+    return await lastword(upstream=upstream, upstream_ca_file=ca_file)
+
+
+async def ask(proxy: Lastword, server: RawServer) -> Answer:
     """Ask it for something through the proxy; an upstream that is verified answers ok."""
-    proxy = await lastword(
-        upstream=f"https://127.0.0.1:{server.port}/prefix", upstream_ca_file=ca_file
-    )
 
     async def serve() -> None:
         peer = await server.accept()
@@ -59,7 +63,8 @@ async def test_upstream_of_a_known_authority_is_asked(
 ) -> None:
     """With the file of its authority, an upstream of that name answers."""
     async with upstream_of(authority[0], "127.0.0.1") as server:
-        assert (await ask(lastword, server, authority[1])).body == b"ok"
+        proxy = await start(lastword, server, authority[1])
+        assert (await ask(proxy, server)).body == b"ok"
 
 
 @pytest.mark.parametrize(
@@ -80,8 +85,10 @@ async def test_upstream_that_cannot_be_verified_is_502(
 ) -> None:
     """Nothing is sent to it, and the error says what is wrong and which options help."""
     async with upstream_of(authority[0], host) as server:
-        answer = await ask(lastword, server, authority[1] if knows else None)
+        proxy = await start(lastword, server, authority[1] if knows else None)
+        answer = await ask(proxy, server)
         assert answer.status == 502
+        assert await total(proxy.admin_url, "lastword_upstream_errors_total", kind="tls") == 1
         message = answer.json()["error"]["message"]
         assert words in message
         assert "--upstream-ca-file" in message

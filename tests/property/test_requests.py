@@ -141,7 +141,7 @@ async def impatient(
     fake: FakeVllm, lastword: StartLastword, monkeypatch: pytest.MonkeyPatch
 ) -> Lastword:
     """Start a proxy that gives its clients little time."""
-    monkeypatch.setattr(server, "CLIENT_KEEPALIVE_S", 0.1)
+    monkeypatch.setattr(server, "CLIENT_KEEPALIVE_S", 0.3)
     fake.handler = echo
     return await lastword(header_timeout_s=0.1, write_stall_s=0.1, max_header_bytes=2000)
 

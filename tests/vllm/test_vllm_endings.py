@@ -223,9 +223,9 @@ def test_terminated_proxy_leaves_vllm_the_response_that_it_makes(
 ) -> None:
     """No false ending where vLLM goes on: the stream just ends, and resumes after a restart."""
     options = ("--background", "upstream", "--store", f"sqlite:{tmp_path / 'copies.db'}")
-    proxy = launch_proxy(*options, "--shutdown-grace-s", "0.5")
-    try:
-        ended = terminate_in_the_middle(proxy, vllm, max_output_tokens=400)
+    proxy = launch_proxy(*options, "--shutdown-grace-s", "0.1")
+    try:  # long enough not to be over before the grace, short enough to wait for
+        ended = terminate_in_the_middle(proxy, vllm, max_output_tokens=1500)
     except openai.BadRequestError as error:
         assert not vllm.ours
         pytest.skip(f"this vLLM stores no responses: {error}")

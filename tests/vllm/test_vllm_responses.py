@@ -52,7 +52,7 @@ LONG_RUN: dict[str, Any] = {
     "ignore_eos": True,
 }
 ABORT_LIMIT_S = 5.0
-TRIES = 5
+TRIES = 20
 
 VARYING_IDS = {"id", "item_id", "created", "created_at", "completed_at"}
 VARYING_BYTES = re.compile(
