@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,13 +10,14 @@ from typing import TYPE_CHECKING
 import httpx
 import structlog
 
+from proxy.background.answer import Answer, is_event_stream, read_answer
 from proxy.background.feed import State
+from proxy.background.lease_look import LeaseLook
 from proxy.background.run import Run, RunMode
 from proxy.background.stall import Finding, StallCheck
 from proxy.core.content_coding import DECODABLE, PIECE_BYTES, InflateError, Inflater
 from proxy.core.outcome import Outcome
 from proxy.errors import RequestError, UpstreamError
-from proxy.store import StoreError
 from proxy.upstream.client import lost_message
 from proxy.upstream.headers import values
 from proxy.upstream.silence import SilenceLimit
@@ -29,26 +29,15 @@ if TYPE_CHECKING:
     from proxy.upstream.client import UpstreamClient, UpstreamResponse
     from proxy.upstream.headers import Pairs
 
-__all__ = ["Answer", "Maker", "MakerLimits", "read_answer"]
+__all__ = ["Maker", "MakerLimits"]
 
 log = structlog.stdlib.get_logger("lastword")
 
 END_WAIT_S = 0.2
 RETRY_PAUSE_S = 1.0
 _NAMELESS_BYTES = 16 * 1024 * 1024  # of a stream that does not say what it is about
-_ANSWER_BYTES = 16 * 1024 * 1024
-_SUCCESS = range(200, 300)
 _REFUSED = frozenset({401, 403})
 _BODY_HEADERS = frozenset({b"content-length", b"content-type", b"transfer-encoding"})
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What upstream answered instead of a stream: passed to the client as it is."""
-
-    status: int
-    headers: Pairs
-    body: bytes
 
 
 @dataclass(frozen=True)
@@ -91,8 +80,6 @@ class Maker:
         self._reason = ""
         self._read_again = False
         self._shared = shared
-        self._held: list[bytes] = []  # what came while the lease is looked at
-        self._looking: asyncio.Task[None] | None = None
 
     @property
     def retrieve_headers(self) -> Pairs:
@@ -130,7 +117,7 @@ class Maker:
             self._asking = None
             del body  # nobody needs it while the run goes on
         try:
-            if not _is_event_stream(response):
+            if not is_event_stream(response):
                 self.started.set_result(await read_answer(response))
                 return
             self.started.set_result(
@@ -196,7 +183,7 @@ class Maker:
                     try:
                         if response.status_code in _REFUSED:
                             return False
-                        if not _is_event_stream(response):
+                        if not is_event_stream(response):
                             error = UpstreamError(404, "The upstream server has it no longer.")
                             break
                         error = await self._take_stream(response)
@@ -229,17 +216,19 @@ class Maker:
             return None
         self._response = response
         silence = SilenceLimit(self._limits.idle_s)
+        take: Callable[[bytes], None] = partial(self._take, silence)
+        look = self._shared and LeaseLook(self._shared, run, response.stream, take)
         watch = asyncio.create_task(self._watch(silence, response))  # noqa: TID251 - ended below
         try:
             async with silence:
-                await self._pipe(response, partial(self._take, silence))
+                await self._pipe(response, look.take if look else take)
         except (httpx.TransportError, TimeoutError, httpx.StreamError, InflateError) as error:
             return error
         else:
             return None
         finally:
-            if self._looking is not None:
-                await self._looking
+            if look:
+                await look.settled()
             run.finish()  # half an event must not run into what comes next
             self._response = None
             if self._end_timer is not None:
@@ -267,29 +256,12 @@ class Maker:
         """Take one chunk from upstream's socket."""
         silence.heard_at = self._time()
         run = self.run
-        if self._looking is not None:
-            self._held.append(chunk)
-            return
-        if self._shared is not None and self._shared.lease_overdue:
-            self._held = [chunk]
-            self._looking = asyncio.create_task(  # noqa: TID251 - _take_stream awaits it
-                self._look_at_lease(self._shared, silence)
-            )
-            return
         run.take(chunk)
         if run.nameless_bytes > _NAMELESS_BYTES:
             silence.end_after(0)
         if run.corrector.ended and self._end_timer is None:
             loop = asyncio.get_running_loop()
             self._end_timer = loop.call_later(END_WAIT_S, silence.end_after, 0)
-
-    async def _look_at_lease(self, shared: SharedStore, silence: SilenceLimit) -> None:
-        """Hold events back until it is sure that no other replica has ended this run meanwhile."""
-        with suppress(StoreError):  # a store that is away holds no live event back
-            await shared.renew_leases()
-        self._looking = None
-        if self.run.state is not State.MOVED:
-            self._take(silence, b"".join(self._held))
 
     async def _watch(self, silence: SilenceLimit, response: UpstreamResponse) -> None:
         """Ask vLLM about a run that has fallen silent, and end it if it will not speak again."""
@@ -333,24 +305,3 @@ class Maker:
         target = b"%b/%b?stream=true" % (self._path, key.response_id.encode())
         number = self.run.last_number
         return target if number < 0 else target + b"&starting_after=%d" % number
-
-
-def _is_event_stream(response: UpstreamResponse) -> bool:
-    media_type = b"".join(values(response.headers.raw, b"content-type")[:1])
-    return (
-        response.status_code in _SUCCESS
-        and media_type.partition(b";")[0].strip().lower() == b"text/event-stream"
-    )
-
-
-async def read_answer(response: UpstreamResponse) -> Answer:
-    """Read a whole answer; raises ``UpstreamError`` if it breaks off or is too large."""
-    body = bytearray()
-    try:
-        async for chunk in response.stream:
-            body += chunk
-            if len(body) > _ANSWER_BYTES:
-                raise UpstreamError(502, "The upstream server's answer is too large.")
-    except httpx.TransportError as error:
-        raise UpstreamError(502, f"The upstream server broke off: {error}.") from error
-    return Answer(response.status_code, response.headers.raw, bytes(body))

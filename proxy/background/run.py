@@ -172,7 +172,7 @@ class Run(Feed):
 
     def _publish(self, seen: list[Seen]) -> None:
         """Hand blocks to all live followers and to the recorder."""
-        if not seen:
+        if not seen or self.state is State.MOVED:  # its followers go on with another's copy
             return
         blocks = [Block(self._next_number(one.number), self._kept(one)) for one in seen]
         data = blocks[0].raw if len(blocks) == 1 else b"".join([block.raw for block in blocks])

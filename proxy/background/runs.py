@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 import structlog
 
+from proxy.background.answer import Answer
 from proxy.background.feed import State
-from proxy.background.maker import Answer
 from proxy.background.makers import Makers, drop_reason
 from proxy.background.meta import (
     OBJECT,

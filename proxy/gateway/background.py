@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-from proxy.background.maker import Answer, read_answer
+from proxy.background.answer import Answer, read_answer
 from proxy.background.meta import RESPONSE_ID, is_object, not_found
 from proxy.background.remote import RemoteRun
 from proxy.background.run import Run, RunMode

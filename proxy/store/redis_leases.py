@@ -54,7 +54,7 @@ class Leases:
         self._tokens: dict[bytes, str] = {}
         self._claims: dict[bytes, str] = {}
         self._doomed: dict[bytes, str] = {}
-        self._renewed_at: float | None = None  # the loop's time
+        self._tried_at: float | None = None  # the loop's time
         self._task: asyncio.Task[None] | None = None
         self.on_lost: Callable[[CopyKey], None] | None = None
 
@@ -65,10 +65,13 @@ class Leases:
 
     @property
     def overdue(self) -> bool:
-        """Whether a lease may have run out although the server was there: this process stood."""
+        """Whether leases may have run out unseen: this process stood still.
+
+        It did if it has not even tried to renew them.  What the link says of the server does not
+        count: all that waited for an answer has timed out when the process goes on.
+        """
         now = asyncio.get_running_loop().time()
-        renewed_at = self._renewed_at
-        return renewed_at is not None and self._link.up and now - renewed_at > self._lease_s
+        return self._tried_at is not None and now - self._tried_at > self._lease_s
 
     def new_token(self) -> str:
         """Make a token that nobody else has."""
@@ -103,7 +106,7 @@ class Leases:
 
     def start(self) -> None:
         """Begin to renew."""
-        self._renewed_at = asyncio.get_running_loop().time()
+        self._tried_at = asyncio.get_running_loop().time()
         self._task = asyncio.create_task(self._keep())  # noqa: TID251 - awaited by aclose
 
     async def aclose(self) -> list[tuple[bytes, str]]:
@@ -123,7 +126,23 @@ class Leases:
     async def renew(self) -> None:
         """Renew what is held, once; tell of leases that others have taken."""
         began_at = asyncio.get_running_loop().time()
-        await self._drop_doomed()
+        try:
+            await self._drop_doomed()
+            await self._renew_held()
+        finally:
+            self._tried_at = began_at
+
+    def lost(self, member: bytes, token: str) -> None:
+        """Let go of a lease that another process has taken, and tell."""
+        if self._tokens.get(member) == token:
+            del self._tokens[member]
+            log.warning(
+                "another replica has taken a run over", copy=from_member(member).response_id
+            )
+            if self.on_lost is not None:
+                self.on_lost(from_member(member))
+
+    async def _renew_held(self) -> None:
         leases = [(self._keys.copy(m), m, token) for m, token in self._tokens.items()]
         claims = [(self._keys.claim(m), b"", token) for m, token in self._claims.items()]
         for start in range(0, len(leases) + len(claims), _RENEWED_AT_ONCE):
@@ -137,17 +156,6 @@ class Leases:
             for place in lost:
                 _, member, token = some[place - 1]
                 self.lost(member, token)
-        self._renewed_at = began_at
-
-    def lost(self, member: bytes, token: str) -> None:
-        """Let go of a lease that another process has taken, and tell."""
-        if self._tokens.get(member) == token:
-            del self._tokens[member]
-            log.warning(
-                "another replica has taken a run over", copy=from_member(member).response_id
-            )
-            if self.on_lost is not None:
-                self.on_lost(from_member(member))
 
     async def _keep(self) -> None:
         while True:

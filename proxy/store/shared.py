@@ -102,7 +102,7 @@ class SharedStore(Store, Protocol):
     def lease_overdue(self) -> bool:
         """Whether another process may have taken our leases, since this one stood still.
 
-        Never while the store is away: then nobody can.
+        Not since the store is away: then nobody can, and trying to renew them is enough.
         """
 
     async def renew_leases(self) -> None:

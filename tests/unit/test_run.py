@@ -230,7 +230,7 @@ async def test_copy_that_is_lost_ends_only_those_that_need_it() -> None:
         bench.run.take(block)
         sent += block
         await turns(4)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not bench.run.copy_lost:  # noqa: ASYNC110 - the recorder gathers for a moment
             await asyncio.sleep(0.005)
     assert len(bench.dropped) == 1
@@ -347,6 +347,26 @@ async def test_run_that_goes_on_elsewhere() -> None:
     assert isinstance(info, CopyInfo)
     assert info.ended_at is None
     assert await bench.stored() == events
+
+
+async def test_run_that_another_replica_has_taken_over() -> None:
+    """What still comes is nobody's: its followers go on in the other's copy, without a gap."""
+    bench = Bench()
+    bench.to_come = vllm_events("completed", background=True)
+    begun = bench.to_come[:4]
+    client = bench.join()
+    bench.take(4, cut=False)
+    await turns(5)
+
+    bench.run.move()
+    bench.take(3, cut=False)
+    await bench.run.close(State.ELSEWHERE)
+
+    place = await bench.followers[0][2]
+    assert isinstance(place, Place)
+    assert place.number == 3
+    assert client.data == b"".join(begun)
+    assert bench.dropped == []
 
 
 @pytest.mark.parametrize("mode", list(RunMode))
