@@ -13,7 +13,7 @@ from tests.waiting import PATIENCE_S
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-__all__ = ["families", "outcomes", "total", "until_total"]
+__all__ = ["families", "outcomes", "total", "until_outcomes", "until_total"]
 
 
 async def families(admin_url: str) -> list[Metric]:
@@ -50,3 +50,10 @@ async def outcomes(admin_url: str) -> dict[str, float]:
         for sample in family.samples
         if sample.name == "lastword_streams_total" and sample.value
     }
+
+
+async def until_outcomes(admin_url: str, **expected: int) -> None:
+    """Wait until so many streams have ended so, and no others."""
+    async with asyncio.timeout(PATIENCE_S):
+        while await outcomes(admin_url) != expected:
+            pass

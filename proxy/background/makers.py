@@ -118,7 +118,7 @@ class Makers:
         run = maker.run
         if run.key is not None and self.by_key.get(run.key) is maker:
             del self.by_key[run.key]
-        if run.key is not None:
+        if run.key is not None and run.state is not State.MOVED:  # it is another's to count
             self.count(run)
 
     def count(self, run: Run) -> None:

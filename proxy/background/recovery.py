@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -98,6 +99,7 @@ class Recovery:
         run = self._makers.reopen(read_meta(info.meta).run_mode, info)
         run.cancel()
         await run.close(State.ENDED)
+        self._makers.count(run)
 
     def waits_for_owner(self, key: CopyKey) -> bool:
         """Whether a copy can only be completed with credentials that its owner has."""
@@ -157,13 +159,20 @@ class Recovery:
             await asyncio.sleep(pause_s)
             try:
                 await self._store.expire()
-                late = asyncio.get_running_loop().time() - self._copy_ttl_s
-                for key, since in list(self._waiting.items()):
-                    info = await self._store.get(key)
-                    if since > late or key in self._makers.by_key or not isinstance(info, CopyInfo):
-                        continue
-                    del self._waiting[key]
-                    if self._shared is None or await self._shared.take(key) is not None:
-                        await self._end(info, "The response was not taken up in time.")
+                for key in list(self._waiting):
+                    await self._give_up(key)
             except StoreError as error:
                 log.warning("the store could not be swept", error=str(error))
+
+    async def _give_up(self, key: CopyKey) -> None:
+        """End a copy that has waited for its owner for too long; forget one that need not wait."""
+        info = await self._store.get(key)
+        if not isinstance(info, CopyInfo) or info.ended_at is not None:
+            self._waiting.pop(key, None)
+            return
+        waits_s = asyncio.get_running_loop().time() - self._waiting.get(key, math.inf)
+        if waits_s < self._copy_ttl_s or key in self._makers.by_key:
+            return
+        del self._waiting[key]
+        if self._shared is None or await self._shared.take(key) is not None:
+            await self._end(info, "The response was not taken up in time.")

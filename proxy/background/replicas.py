@@ -134,7 +134,7 @@ class Replicas:
             try:
                 for key in await self._store.orphans():
                     if not self._recovery.waits_for_owner(key):
-                        await self._take_over(key)
+                        await self._makers.logged(self._take_over(key))  # one must not stop all
             except StoreError as error:
                 log.debug("runs that lost their replica cannot be looked for", error=str(error))
             with suppress(TimeoutError):

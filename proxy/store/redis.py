@@ -264,11 +264,8 @@ class RedisStore(RedisReader):
         token = self._leases.token(member)
         try:
             answer = await self._write(script, member, (token, *args), size=size, waits=True)
-        except StoreUnavailableError:
-            self._leases.doom(member)
-            raise
-        except StoreFullError:
-            self._leases.let_go(member)
+        except (StoreUnavailableError, StoreFullError):
+            self._leases.doom(member)  # it may be there still, and must not be taken over torn
             raise
         if answer[0] == b"done":
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from proxy.store import CopyInfo, CopyLostError, Gone, StoreFullError, Tombstone
+from proxy.store.room import copy_full, store_full
 from proxy.store.shared import LeaseLostError
 
 if TYPE_CHECKING:
@@ -44,15 +45,8 @@ def full(answer: Sequence[bytes], max_copy_bytes: int, max_store_bytes: int) -> 
     """Say which limit an answer tells of."""
     size = int(answer[1])
     if answer[0] == b"copy_full":
-        return StoreFullError(
-            f"The copy would hold {size} bytes, max_copy_bytes allows {max_copy_bytes}: it is not"
-            " kept. Raise max_copy_bytes to keep it."
-        )
-    return StoreFullError(
-        f"All copies together would hold {size} bytes, max_store_bytes allows {max_store_bytes},"
-        " and too little of it has ended: the copy is not kept. Raise max_store_bytes or lower"
-        " copy_ttl_s."
-    )
+        return copy_full(size, max_copy_bytes)
+    return store_full(size, max_store_bytes)
 
 
 def lost(key: CopyKey, answer: Sequence[bytes]) -> CopyLostError:

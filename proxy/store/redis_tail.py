@@ -11,6 +11,7 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from redis.exceptions import RedisError
 
 from proxy.store import Block, StoreUnavailableError
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from proxy.store.shared import Listener, Watcher
 
 __all__ = ["Tail"]
+
+log = structlog.stdlib.get_logger("lastword")
 
 _BLOCK_S = 2.0
 _ROWS_AT_ONCE = 64
@@ -164,14 +167,29 @@ class Tail:
                 self._grow(stream, entries)
         for stream, entries in answer or ():  # what has ended has grown before
             if stream == self._keys.news:
-                for _, fields in entries:
-                    self._hear(fields)
+                self._hear(entries)
+
+    # What one entry holds must not end the reading of all.
 
     def _grow(self, stream: bytes, entries: Sequence[Any]) -> None:
         member = self._streams.get(stream)
         watched = self._watched.get(member) if member is not None else None
         if member is None or watched is None:
             return
+        try:
+            self._grow_one(member, watched, entries)
+        except Exception:
+            log.exception("a copy's stream holds what cannot be read", stream=stream)
+            self._end(member, None)
+
+    def _hear(self, entries: Sequence[Any]) -> None:
+        for entry_id, fields in entries:
+            try:
+                self._hear_one(fields)
+            except Exception:
+                log.exception("news of other replicas cannot be read", entry=entry_id)
+
+    def _grow_one(self, member: bytes, watched: _Watched, entries: Sequence[Any]) -> None:
         blocks: list[Block] = []
         for row_id, fields in entries:
             first = int(row_id.partition(b"-")[0]) - 1
@@ -186,7 +204,7 @@ class Tail:
         if watched.total is not None and watched.blocks >= watched.total:
             self._end(member, watched.total)
 
-    def _hear(self, told: Mapping[bytes, bytes]) -> None:
+    def _hear_one(self, told: Mapping[bytes, bytes]) -> None:
         kind, member = told.get(b"kind"), told.get(b"copy", b"")
         if kind == b"free":
             self._listener.orphaned()

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from proxy.store import Block, CopyInfo, CopyKey, CopyLostError, Gone, Limits, Tombstone, redis_tail
+from proxy.store import (
+    Block,
+    CopyInfo,
+    CopyKey,
+    CopyLostError,
+    Gone,
+    Limits,
+    StoreFullError,
+    Tombstone,
+    redis,
+    redis_tail,
+)
 from proxy.store.redis import RedisStore
 from proxy.store.shared import Claimed, LeaseLostError
 from tests.redis_server import RedisServer
@@ -107,6 +118,10 @@ class House:
         """Remove keys behind the stores' backs, as an eviction does."""
         script = "for _, k in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', k) end"
         assert self.server.ask("EVAL", script, "0", self._prefix + pattern).startswith(b"$-1")
+
+    def add(self, stream: str, entry_id: str, *fields: str) -> None:
+        """Write an entry into a stream behind the stores' backs."""
+        assert self.server.ask("XADD", self._prefix + stream, entry_id, *fields).startswith(b"$")
 
     async def aclose(self) -> None:
         """Close all of them."""
@@ -373,6 +388,44 @@ async def test_watchers_of_a_copy_that_goes(house: House) -> None:
     house.delete(f"copy:{keys[2].owner}*")
 
     await until(b.signal, lambda: all(ear.end == "gone" for ear in ears))
+
+
+async def test_a_copy_without_room_is_not_taken_over_torn(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where others take all the room that is made, the copy is dropped, not left to a taker."""
+    a, b = await house.replica(), await house.replica()
+    await a.store.create(KEY, meta=b"", snapshot=b"")
+    await a.store.append(KEY, 0, blocks(0))
+    monkeypatch.setattr(redis, "_TRIES_FOR_ROOM", 0)
+    with pytest.raises(StoreFullError):
+        await a.store.append(KEY, 1, blocks(1))
+
+    await a.store.renew_leases()
+
+    assert isinstance(await b.store.get(KEY), Tombstone)
+    house.turn(LEASE_S + 1)
+    assert await b.store.orphans() == []
+
+
+async def test_one_spoilt_stream_does_not_end_the_reading_of_all(house: House) -> None:
+    """What is no row ends its own copy's watchers; what is no news is told of and passed over."""
+    a, b = await house.replica(), await house.replica()
+    spoilt, whole = Ear(b.signal), Ear(b.signal)
+    other = CopyKey("b" * 64, "resp_2")
+    for key, ear in ((KEY, spoilt), (other, whole)):
+        await a.store.create(key, meta=b"", snapshot=b"")
+        await a.store.append(key, 0, blocks(0))
+        b.store.watch(key, 1, ear)
+    house.add(f"events:{KEY.owner}:{KEY.response_id}", "2-0", "d", "no row")
+    house.add("news", "*", "kind", "ended", "copy", f"{other.owner}:{other.response_id}")
+    await until(b.signal, lambda: spoilt.end == "gone")
+    await a.store.append(other, 1, blocks(1))
+    await a.store.end(other)
+
+    await until(b.signal, lambda: whole.end is not None)
+
+    assert (whole.blocks, whole.end) == (blocks(1), 2)
 
 
 async def test_cancel_is_heard_by_all_and_kept_for_a_taker(house: House) -> None:

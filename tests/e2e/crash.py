@@ -35,9 +35,10 @@ async def killed_fork(log: Path, **settings: Any) -> AsyncIterator[str]:
 class Forked:
     """A proxy in a process that a test can stop in every way."""
 
-    def __init__(self, process: BaseProcess, url: str) -> None:
+    def __init__(self, process: BaseProcess, url: str, admin_url: str) -> None:
         self._process = process
         self.url = url
+        self.admin_url = admin_url
 
     async def kill(self) -> None:
         """Kill it (SIGKILL)."""
@@ -61,7 +62,7 @@ async def forked(log: Path, **settings: Any) -> AsyncIterator[Forked]:
     process = context.Process(target=_serve, args=(str(log), COMMON | settings))
     process.start()
     try:
-        yield Forked(process, await _url(log))
+        yield Forked(process, *await _urls(log))
     finally:
         process.kill()
         await asyncio.to_thread(process.join)
@@ -82,18 +83,18 @@ def _serve(log: str, settings: dict[str, Any]) -> None:
     uvloop.run(serve(load_settings(**settings)))
 
 
-async def _url(log: Path) -> str:
+async def _urls(log: Path) -> tuple[str, str]:
     """Wait until the proxy says that it is ready, and where."""
     async with asyncio.timeout(2 * PATIENCE_S):  # a busy machine takes long to import it all
         while True:
-            if url := _told(log):
-                return url
+            if urls := _told(log):
+                return urls
             await asyncio.sleep(0.01)
 
 
-def _told(log: Path) -> str | None:
+def _told(log: Path) -> tuple[str, str] | None:
     for line in log.read_text().splitlines() if log.exists() else ():
         if '"ready"' in line and line.endswith("}"):
-            url: str = json.loads(line)["url"]
-            return url
+            told = json.loads(line)
+            return told["url"], told["admin"]
     return None

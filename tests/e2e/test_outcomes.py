@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,22 +10,14 @@ from tests.e2e.background import MODES, blocks, create, creating, following, get
 from tests.e2e.wire import RESPONSES, connect, exchange, post_stream
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import answer, event, response_object, stream, vllm_events
-from tests.prometheus import outcomes, total, until_total
-from tests.waiting import PATIENCE_S
+from tests.prometheus import outcomes, total, until_outcomes, until_total
 
 if TYPE_CHECKING:
-    from tests.conftest import Lastword, StartLastword
+    from tests.conftest import StartLastword
     from tests.fake_vllm import FakeVllm
 
 EVENTS = vllm_events()
 CORRECTIONS = "lastword_corrections_total"
-
-
-async def ended(proxy: Lastword, **expected: int) -> None:
-    """Wait until so many streams have ended so, and no others."""
-    async with asyncio.timeout(PATIENCE_S):
-        while await outcomes(proxy.admin_url) != expected:
-            pass
 
 
 @pytest.mark.parametrize("correct", ["on", "observe"])
@@ -38,7 +29,7 @@ async def test_terminal_events(
     proxy = await lastword(correct=correct)
     fake.handler = stream(vllm_events(status))
     await post_stream(proxy.url)
-    await ended(proxy, **{status: 1})
+    await until_outcomes(proxy.admin_url, **{status: 1})
     wrong = status != "completed"
     assert await total(proxy.admin_url, CORRECTIONS, mode=correct) == wrong
     assert await total(proxy.admin_url, CORRECTIONS) == wrong
@@ -61,7 +52,7 @@ async def test_lost_streams(
     proxy = await lastword(correct=correct)
     fake.handler = stream(EVENTS[:4], ending=how)
     await post_stream(proxy.url)
-    await ended(proxy, lost=1)
+    await until_outcomes(proxy.admin_url, lost=1)
     assert await total(proxy.admin_url, CORRECTIONS) == 0
 
 
@@ -74,7 +65,7 @@ async def test_client_that_leaves(fake: FakeVllm, lastword: StartLastword) -> No
         await wire.head()
         await wire.chunk()
         assert await total(proxy.admin_url, "lastword_active_streams") == 1
-    await ended(proxy, client_gone=1)
+    await until_outcomes(proxy.admin_url, client_gone=1)
     assert await total(proxy.admin_url, "lastword_active_streams") == 0
 
     fake.handler = stream(EVENTS, ending="hang")
@@ -84,7 +75,7 @@ async def test_client_that_leaves(fake: FakeVllm, lastword: StartLastword) -> No
         body = b""
         while body.count(b"\n\n") < len(EVENTS):
             body += await wire.chunk()
-    await ended(proxy, client_gone=1, incomplete=1)
+    await until_outcomes(proxy.admin_url, client_gone=1, incomplete=1)
 
 
 async def test_shutdown(fake: FakeVllm, lastword: StartLastword) -> None:
@@ -97,7 +88,7 @@ async def test_shutdown(fake: FakeVllm, lastword: StartLastword) -> None:
         await wire.chunk()
         await proxy.gateway.shut_down()
         assert (await wire.body(head)).ending == "cut"
-    await ended(proxy, stopped=1)
+    await until_outcomes(proxy.admin_url, stopped=1)
 
 
 async def test_what_is_no_stream(fake: FakeVllm, lastword: StartLastword) -> None:
@@ -130,7 +121,7 @@ async def test_runs_and_replays(mode: str, fake: FakeVllm, lastword: StartLastwo
             api.step(next(iter(api.runs)), 100)
             await reader.rest()
         await creator.rest()
-    await ended(proxy, completed=1)
+    await until_outcomes(proxy.admin_url, completed=1)
     await until_total(proxy.admin_url, 1, "lastword_copies_total")
     assert (await replay(proxy.url)).body == creator.data
     assert (await get(proxy.url)).status == 200
@@ -154,7 +145,7 @@ async def test_runs_that_are_lost_or_cancelled(fake: FakeVllm, lastword: StartLa
     FakeResponsesApi(fake)
     fake.script(stream(vllm_events(response_id="lost")[:4], ending="cut"))
     await create(proxy.url)
-    await ended(proxy, lost=1)
+    await until_outcomes(proxy.admin_url, lost=1)
     for name in ("cancelled", "stopped"):
         fake.script(stream(vllm_events(response_id=name)[:4], ending="hang"))
         async with creating(proxy.url) as follower:
@@ -164,7 +155,7 @@ async def test_runs_that_are_lost_or_cancelled(fake: FakeVllm, lastword: StartLa
             else:
                 await proxy.gateway.shut_down()
             await follower.rest()
-    await ended(proxy, lost=1, cancelled=1, stopped=1)
+    await until_outcomes(proxy.admin_url, lost=1, cancelled=1, stopped=1)
 
 
 async def test_replays_that_upstream_gives(fake: FakeVllm, lastword: StartLastword) -> None:
@@ -172,7 +163,7 @@ async def test_replays_that_upstream_gives(fake: FakeVllm, lastword: StartLastwo
     proxy = await lastword()
     fake.handler = stream(EVENTS)
     await replay(proxy.url)
-    await ended(proxy, incomplete=1)
+    await until_outcomes(proxy.admin_url, incomplete=1)
     assert await total(proxy.admin_url, "lastword_replays_total", source="upstream") == 1
 
 

@@ -23,6 +23,7 @@ from tests.e2e.background import (
 )
 from tests.e2e.crash import forked
 from tests.fake_responses_api import FakeResponsesApi
+from tests.prometheus import until_outcomes, until_total
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from tests.fake_vllm import FakeVllm
     from tests.redis_server import RedisServer
 
-pytestmark = pytest.mark.timeout(90)
 
 LOST = "The proxy that made the response was lost before it was finished."
 
@@ -115,7 +115,10 @@ async def test_killed_in_upstream_mode(
 async def test_standing_still_past_its_lease(
     mode: str, tmp_path: Path, fake: FakeVllm, lastword: StartLastword, shared: dict[str, Any]
 ) -> None:
-    """What it appends when it wakes is refused, and its own followers go on with the new copy."""
+    """What it appends when it wakes is refused, and its own followers go on with the new copy.
+
+    The run is counted once, by the replica that ends it.
+    """
     api = FakeResponsesApi(fake, gated=True)
     shared["background"] = mode
     b = await lastword(**shared)
@@ -148,6 +151,9 @@ async def test_standing_still_past_its_lease(
             assert [*got, last] == whole
         for url in (a.url, b.url):
             assert blocks((await replay(url)).body) == whole
+        await until_total(a.admin_url, 0, "lastword_active_runs")
+        await until_outcomes(a.admin_url)
+        await until_outcomes(b.admin_url, **{"stopped" if mode == "proxy" else "completed": 1})
     assert "another replica has taken a run over" in (tmp_path / "a.log").read_text()
 
 
@@ -168,3 +174,30 @@ async def test_cancelled_while_its_replica_is_dead(
             assert kind((await follower.rest())[-1]) == ("response.failed", "cancelled", 4)
         got = await asked
         assert (got.status, got.json()["status"]) == (200, "cancelled")
+    await until_outcomes(b.admin_url, cancelled=1)
+
+
+async def test_a_copy_that_cannot_be_read_keeps_no_other_waiting(
+    tmp_path: Path,
+    fake: FakeVllm,
+    lastword: StartLastword,
+    shared: dict[str, Any],
+    redis_server: RedisServer,
+) -> None:
+    """Of two runs that lost their replica one is spoilt: the other is taken over all the same."""
+    api = FakeResponsesApi(fake, gated=True)
+    shared["background"] = "proxy"
+    b = await lastword(**shared)
+    async with AsyncExitStack() as stack:
+        a = await stack.enter_async_context(forked(tmp_path / "a.log", **shared))
+        for number in (1, 2):
+            direct = await stack.enter_async_context(creating(a.url, gated=fake))
+            api.step(f"resp_{number}", 3)
+            await direct.read(4)
+        follower = await stack.enter_async_context(following(b.url, response_id="resp_2"))
+        await follower.read(4)
+        copies = f"{shared['redis_prefix']}copy:*:resp_1"
+        spoil = "return redis.call('HSET', redis.call('KEYS', ARGV[1])[1], 'meta', '{')"
+        assert redis_server.ask("EVAL", spoil, "0", copies) == b":0\r\n"
+        await a.kill()
+        assert kind((await follower.rest())[-1]) == ("response.failed", "failed", 4)
