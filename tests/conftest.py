@@ -11,6 +11,7 @@ import pytest
 
 from tests.fake_vllm import FakeVllm
 from tests.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -122,7 +123,7 @@ class _Running:
     async def stop(self) -> None:
         """Stop it and see to it that it did not fail."""
         self._stop.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await self._task
 
     async def _run(self, settings: dict[str, Any]) -> None:

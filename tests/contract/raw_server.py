@@ -8,12 +8,10 @@ import ssl
 import struct
 from typing import TYPE_CHECKING, Self
 
+from tests.waiting import PATIENCE_S
+
 if TYPE_CHECKING:
     from pathlib import Path
-
-PATIENCE_S = 10
-"""How long a test waits for what must happen; nothing is expected to take it."""
-
 
 TLS_NAME = "upstream.test"
 """What the test's certificate says."""

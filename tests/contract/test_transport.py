@@ -16,8 +16,9 @@ import httpx
 import pytest
 
 from proxy.upstream.transport import UpstreamStream, UpstreamTransport
-from tests.contract.raw_server import PATIENCE_S, TLS_NAME, RawPeer, RawServer, reset, tls_contexts
+from tests.contract.raw_server import TLS_NAME, RawPeer, RawServer, reset, tls_contexts
 from tests.loops import on_loops
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable

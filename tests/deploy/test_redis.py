@@ -10,6 +10,7 @@ import pytest
 
 from tests.deploy.manifests import rendered
 from tests.front import free_port, listening
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def ask(port: int, *commands: str) -> list[bytes]:
     """Send commands over one connection and return the first line of each answer."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
         lines = connection.makefile("rb")
         answers = []
         for command in commands:

@@ -11,13 +11,13 @@ import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from tests.waiting import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
 COMMAND = ("-m", "proxy")
 QUIET = {"port": 0, "admin_port": 0, "heartbeat_s": 0, "ready_needs_upstream": False}
-PATIENCE_S = 60.0
-"""A loaded machine takes long to import it all."""
 
 
 class LastwordProcess:

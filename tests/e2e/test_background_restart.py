@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, closing
 from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
-import pytest
 
 from proxy.background.meta import Meta
 from proxy.background.owner import Owners
@@ -39,6 +38,7 @@ from tests.e2e.process import lastword_process
 from tests.e2e.wire import RESPONSES, post_stream
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import response_object
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -207,7 +207,7 @@ async def test_run_whose_key_only_its_owner_has(
 async def stored(path: Path, response_id: str) -> None:
     """Wait until a copy is in the file: a crash before that leaves nothing to take up."""
     query = "SELECT count(*) FROM copies WHERE response_id = ?"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
                 if connection.execute(query, (response_id,)).fetchone()[0]:
@@ -215,7 +215,6 @@ async def stored(path: Path, response_id: str) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.timeout(60)
 async def test_killed_as_its_users_start_it(tmp_path: Path, fake: FakeVllm) -> None:
     """``python -m proxy serve`` killed in mid-stream and started again, in both modes."""
     api = FakeResponsesApi(fake, gated=True)
@@ -237,7 +236,6 @@ async def test_killed_as_its_users_start_it(tmp_path: Path, fake: FakeVllm) -> N
         assert (await create(url, stream=False, request_id="up")).status == 400
 
 
-@pytest.mark.timeout(60)
 async def test_killed_twenty_times(tmp_path: Path, fake: FakeVllm) -> None:
     """Whenever it is killed, a copy holds what vLLM sent, in order, and a proper end."""
     api = FakeResponsesApi(fake, gated=True, tokens=60)

@@ -16,6 +16,7 @@ import pytest
 from tests.captures import corrected
 from tests.e2e.wire import RESPONSES, Answer, connect, exchange
 from tests.fake_scripts import EVENT_STREAM, response_object, stop, stream, vllm_events
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.conftest import Lastword, StartLastword
@@ -159,7 +160,7 @@ async def test_openai_python_notices(on_lost: str, fake: FakeVllm, lastword: Sta
     seen: list[Any] = []
     raised = False
     async with openai.AsyncOpenAI(
-        base_url=f"{proxy.url}/v1", api_key="k", max_retries=0, timeout=10
+        base_url=f"{proxy.url}/v1", api_key="k", max_retries=0, timeout=PATIENCE_S
     ) as client:
         try:
             async for event in await client.responses.create(model="m", input="x", stream=True):
@@ -202,7 +203,7 @@ async def test_upstream_killed(lastword: StartLastword) -> None:
     assert upstream.stdout is not None
     upstream.stdin.write(b"\0".join(events))
     upstream.stdin.close()
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(PATIENCE_S):
         port = int(await upstream.stdout.readline())
     try:
         proxy = await lastword(upstream=f"http://127.0.0.1:{port}")

@@ -10,6 +10,7 @@ import pytest
 from tests.captures import corrected
 from tests.e2e.wire import RESPONSES, STREAM, connect, exchange
 from tests.fake_scripts import JSON, answer, echo, stream, vllm_events
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.conftest import StartLastword
@@ -41,7 +42,7 @@ async def test_client_of_http_1_0(fake: FakeVllm, lastword: StartLastword) -> No
     ]
     for target, script, want in cases:
         fake.script(script)
-        async with connect(proxy.url) as wire, asyncio.timeout(10):
+        async with connect(proxy.url) as wire, asyncio.timeout(PATIENCE_S):
             head = f"POST {target} HTTP/1.0\r\nHost: x\r\nContent-Length: {len(STREAM)}\r\n\r\n"
             await wire.send(head.encode() + STREAM)
             got = await wire.head()

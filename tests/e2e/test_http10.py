@@ -10,6 +10,7 @@ import pytest
 from tests.captures import corrected
 from tests.e2e.wire import RESPONSES, Wire, connect
 from tests.fake_scripts import stream, vllm_events
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.conftest import StartLastword
@@ -27,7 +28,7 @@ async def post(wire: Wire, target: str) -> None:
 async def rest(wire: Wire) -> tuple[bytes, bool]:
     """Read to the end; say whether it was a reset."""
     body = b""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         try:
             while data := await wire.reader.read(2**16):
                 body += data

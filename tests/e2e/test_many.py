@@ -10,6 +10,7 @@ import pytest
 from tests.captures import corrected
 from tests.e2e.wire import RESPONSES, STREAM, connect, exchange, post_stream
 from tests.fake_scripts import answer, close_without_answer, echo, stream, vllm_events
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.conftest import StartLastword
@@ -32,7 +33,7 @@ async def test_streams_at_once_do_not_mix(fake: FakeVllm, lastword: StartLastwor
     asked = [asyncio.create_task(post_stream(proxy.url, name.encode())) for name in names]
     await fake.until(lambda: len(fake.requests) == STREAMS)
     fake.gate("all are here").open()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         answers = await asyncio.gather(*asked)
     for name, got in zip(names, answers, strict=True):
         assert got.body == corrected(b"".join(vllm_events(response_id=name, deltas=20)))

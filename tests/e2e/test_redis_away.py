@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from tests.fake_vllm import FakeVllm
     from tests.redis_server import Kind
 
-pytestmark = pytest.mark.timeout(60)
 
 WHOLE = expected()
 

@@ -25,6 +25,7 @@ from tests.e2e.raw import (
 from tests.e2e.wire import RESPONSES, connect, exchange
 from tests.fake_scripts import answer, echo, hang, stream, vllm_events
 from tests.loops import on_loops
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -369,7 +370,7 @@ async def test_body_that_stops_behind_the_head_of_its_answer_resets_http_1_0(
     async with connect(proxy.url) as wire:
         await wire.send(head(b"Content-Length: 3", first=b"POST /x HTTP/1.0") + b"a")
         assert (await wire.head()).status == 200
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             assert await wire.reader.readexactly(5) == b"begun"
             with pytest.raises(ConnectionResetError):
                 await wire.reader.read()

@@ -190,7 +190,6 @@ async def tell_by_websocket(fake: FakeVllm, url: str) -> None:
     assert (got.status, MARKED.findall(got.body)) == (400, [])
 
 
-@pytest.mark.timeout(120)  # a process starts, which a loaded machine takes its time for
 @pytest.mark.parametrize(
     ("background", "log_format"),
     [("pass", "json"), ("proxy", "json"), ("upstream", "json"), ("auto", "console")],

@@ -16,6 +16,7 @@ from tests.e2e.process import lastword_process
 from tests.e2e.wire import RESPONSES, connect, exchange
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import stream, vllm_events
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -71,7 +72,7 @@ async def test_running_stream_may_finish(fake: FakeVllm, serve: Serve) -> None:
         answer = await wire.head()
         answer.chunks.append(await wire.chunk())
         proxy.child.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10), httpx.AsyncClient(trust_env=False) as client:
+        async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient(trust_env=False) as client:
             await not_ready(client, proxy.admin_url)
             assert (await client.get(f"{proxy.admin_url}/livez")).status_code == 200
         await later.post()
@@ -102,7 +103,7 @@ async def test_what_is_left_is_ended_properly(
         await read_events(wire, answer, 2)
         proxy.child.send_signal(signal.SIGTERM)
         if again:
-            async with asyncio.timeout(10), httpx.AsyncClient(trust_env=False) as client:
+            async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient(trust_env=False) as client:
                 await not_ready(client, proxy.admin_url)
             proxy.child.send_signal(signal.SIGTERM)
         await wire.body(answer)
@@ -159,8 +160,8 @@ async def test_drain_waits_until_empty(fake: FakeVllm, lastword: StartLastword) 
         await wire.post()
         answer = await wire.head()
         await wire.chunk()
-        draining = asyncio.create_task(client.post(f"{proxy.admin_url}/drain", timeout=20))
-        async with asyncio.timeout(10), httpx.AsyncClient(trust_env=False) as other:
+        draining = asyncio.create_task(client.post(f"{proxy.admin_url}/drain", timeout=PATIENCE_S))
+        async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient(trust_env=False) as other:
             await not_ready(other, proxy.admin_url)
         assert not draining.done()
         for number in range(len(EVENTS)):
@@ -184,7 +185,7 @@ async def test_lastword_drain(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             out, _ = await process.communicate()
         return process.returncode, out
 
@@ -202,8 +203,8 @@ async def test_drain_delay(fake: FakeVllm, lastword: StartLastword) -> None:
     proxy = await lastword(drain_delay_s=3.0)
     fake.script(stream(EVENTS))
     async with httpx.AsyncClient(trust_env=False) as client:
-        draining = asyncio.create_task(client.post(f"{proxy.admin_url}/drain", timeout=20))
-        async with asyncio.timeout(10), httpx.AsyncClient(trust_env=False) as other:
+        draining = asyncio.create_task(client.post(f"{proxy.admin_url}/drain", timeout=PATIENCE_S))
+        async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient(trust_env=False) as other:
             await not_ready(other, proxy.admin_url)
         async with connect(proxy.url) as wire:
             await wire.post()

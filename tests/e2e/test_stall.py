@@ -12,6 +12,7 @@ from proxy.gateway.protocol import LastwordProtocol
 from tests.e2e.wire import RESPONSES, Answer, connect, exchange
 from tests.fake_responses_api import FakeResponsesApi
 from tests.fake_scripts import EVENT_STREAM, stream, vllm_events
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.conftest import StartLastword
@@ -151,7 +152,7 @@ async def test_client_that_takes_nothing_is_cut_off(
     async with connect(proxy.url, receive_buffer=4096) as wire:
         await wire.post()
         await wire.head()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             await gone.wait()
 
 
@@ -180,6 +181,6 @@ async def test_client_that_does_not_take_the_rest_of_a_cut_stream_is_cut_off(
     fake.script(fill_and_cut)
     async with connect(proxy.url, receive_buffer=4096) as wire:
         await wire.post()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             while protocols[0] in protocols[0].connections:  # noqa: ASYNC110 - uvicorn's own set
                 await asyncio.sleep(0.05)

@@ -10,6 +10,7 @@ import pytest
 from tests.captures import corrected, load
 from tests.e2e.wire import connect, post_stream
 from tests.fake_scripts import EVENT_STREAM, play, stream, vllm_events
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.conftest import StartLastword
@@ -173,7 +174,7 @@ async def test_two_streams_on_one_connection(fake: FakeVllm, lastword: StartLast
     proxy = await lastword()
     events = vllm_events()
     fake.handler = stream(events)
-    async with connect(proxy.url) as wire, asyncio.timeout(10):
+    async with connect(proxy.url) as wire, asyncio.timeout(PATIENCE_S):
         for _ in range(3):
             await wire.post()
             assert (await wire.answer()).body == corrected(b"".join(events))

@@ -210,7 +210,6 @@ async def test_drain_of_the_inner_ends_once(fake: FakeVllm, chain: Chain) -> Non
     assert got.ending == "cut"
 
 
-@pytest.mark.timeout(120)  # three processes start, which a loaded machine takes its time for
 async def test_inner_process_that_is_replaced(fake: FakeVllm, tmp_path: Path) -> None:
     """Its SIGTERM ends a direct stream once; a run goes on with the next process, gap or no gap."""
     api = FakeResponsesApi(fake, gated=True)

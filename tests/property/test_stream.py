@@ -6,7 +6,6 @@ import json
 from itertools import pairwise
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,9 +13,6 @@ from proxy.core.corrector import Corrector
 from proxy.core.event_stream import EventStreamDecoder, parse_event
 from proxy.core.json_edit import NotAnObjectError, member_spans, set_member
 from proxy.core.responses import judge
-
-# Drawing takes most of the time, and hypothesis blames the strategy for a test that is cut off.
-pytestmark = pytest.mark.timeout(120)
 
 NAMES = {
     "incomplete": "response.incomplete",

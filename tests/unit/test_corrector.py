@@ -88,7 +88,6 @@ def test_every_capture(capture: Capture) -> None:
         assert corrector.corrected is capture.is_truncated
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("capture", EVERY_CUT, ids=lambda capture: capture.id)
 def test_capture_cut_at_every_place(capture: Capture) -> None:
     """A cut at any byte changes nothing, and no chunk comes out later than its event is whole."""

@@ -9,12 +9,13 @@ import time
 import pytest
 
 from proxy.upstream.silence import SilenceLimit
+from tests.waiting import PATIENCE_S
 
 
 async def test_silence_ends_the_block() -> None:
     """Unheard for the limit, the block is ended with TimeoutError."""
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(10), SilenceLimit(0.05):
+        async with asyncio.timeout(PATIENCE_S), SilenceLimit(0.05):
             await asyncio.Event().wait()
 
 
@@ -51,7 +52,7 @@ async def test_what_came_while_this_process_stood_still_is_heard() -> None:
     done = asyncio.Event()
     ours.setblocking(False)
     with ours, theirs:
-        async with asyncio.timeout(10), SilenceLimit(0.1) as silence:
+        async with asyncio.timeout(PATIENCE_S), SilenceLimit(0.1) as silence:
 
             def read() -> None:
                 ours.recv(100)

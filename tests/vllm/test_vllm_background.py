@@ -23,7 +23,7 @@ from openai.types.responses import (
     ResponseTextDeltaEvent,
 )
 
-from tests.vllm.conftest import ProxyProcess, openai_client
+from tests.vllm.conftest import TIME_LIMIT, ProxyProcess, openai_client, until
 from tests.vllm.test_vllm_responses import (
     COMPLETED,
     LONG_RUN_TOKENS,
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
     from tests.vllm.conftest import LaunchProxy, Server
 
-# Generous for a slow CPU; the starts of vLLM, in session fixtures, have a limit of their own.
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = TIME_LIMIT
 
 T = TypeVar("T")
 
@@ -61,11 +60,8 @@ MIDDLE_RUN_TOKENS = 250
 MIDDLE_RUN: dict[str, Any] = LONG | {"max_output_tokens": MIDDLE_RUN_TOKENS}
 # vLLM accepts it, says created and in_progress, and then fails inside.
 FAILS: dict[str, Any] = TRUNCATED | {"extra_body": {"logit_bias": {"999999": 1}}}
-AT_ONCE_S = 30.0  # what else would hang for ever; the client's own reading takes some seconds
-"""What is to happen at once has happened well before: a busy CPU, no time limit, takes the rest."""
 HANGS_S = 5.0
-POLL_LIMIT_S = 60.0
-UPSTREAM_IDLE_S = 4.0
+UPSTREAM_IDLE_S = 8.0
 BEGINNING = 8
 """Events that a client reads of a stream before something happens in the middle of it."""
 
@@ -227,20 +223,22 @@ def test_cancel_ends_the_stream_and_its_replay(
 ) -> None:
     """Cancelled in the middle, both end at once with `response.failed`; vLLM stops generating."""
     generated = "vllm:generation_tokens_total"
-    wait_until_idle(raw, vllm)
-    before = metric(raw, vllm, generated)
     client = keeper.client
 
     def cancel() -> tuple[list[ResponseStreamEvent], list[ResponseStreamEvent]]:
+        wait_until_idle(raw, vllm)
+        before = metric(raw, vllm, generated)
         asked: dict[str, Any] = {"model": vllm.model, "background": True, "stream": True} | LONG
         with client.responses.create(**asked) as live:
             begun = list(islice(live, BEGINNING))
             with client.responses.retrieve(response_id(begun), stream=True) as replay:
                 replayed = list(islice(replay, BEGINNING))
-                cancelled = at_once(lambda: client.responses.cancel(response_id(begun)))
+                cancelled = client.responses.cancel(response_id(begun))
                 assert cancelled.status == "cancelled"
-                begun += at_once(lambda: list(live))
-                replayed += at_once(lambda: list(replay))
+                begun += live
+                replayed += replay
+        wait_until_idle(raw, vllm)
+        assert 0 < metric(raw, vllm, generated) - before < LONG_RUN_TOKENS
         return begun, replayed
 
     begun, replayed = in_the_middle(cancel)
@@ -251,8 +249,6 @@ def test_cancel_ends_the_stream_and_its_replay(
     assert error_code(end) == "cancelled"
     assert [event for event in begun if is_terminal(event)] == [end]
     assert numbers(begun) == list(range(len(begun)))
-    wait_until_idle(raw, vllm)
-    assert metric(raw, vllm, generated) > before
     assert retrieve(client, begun) == begun
     assert client.responses.cancel(response_id(begun)).status == "cancelled"
     assert client.responses.retrieve(response_id(begun)).status == "cancelled"
@@ -282,7 +278,7 @@ def test_response_that_vllm_fails_inside_ends_at_once(
     """Made by the proxy, a request that fails after the headers ends with `response.failed`."""
     proxy = launch_proxy("--background", "proxy")
     with openai_client(proxy.url, vllm) as client:
-        events = at_once(lambda: stream(client, vllm, background=True, **FAILS))
+        events = stream(client, vllm, background=True, **FAILS)
         assert_failed(events)
         assert retrieve(client, events) == events
         assert client.responses.retrieve(response_id(events)).status == "failed"
@@ -307,7 +303,6 @@ def test_response_that_vllm_fails_silently_ends_after_the_idle_limit(
     if vllm.ours:
         assert bare.responses.retrieve(response_id(events)).status == "queued"
         assert took >= UPSTREAM_IDLE_S
-    assert took < AT_ONCE_S
 
 
 @pytest.mark.usefixtures("telling")
@@ -368,7 +363,7 @@ def test_copy_fails_after_a_crash_where_the_proxy_made_it(
     second = launch_proxy(*options)
     wait_until_idle(raw, vllm)
     with openai_client(second.url, vllm) as client:
-        copy = at_once(lambda: retrieve(client, seen))
+        copy = retrieve(client, seen)
         assert retrieve(client, seen) == copy
         assert client.responses.retrieve(response_id(seen)).status == "failed"
     assert_failed(copy, saying="restarted")
@@ -418,7 +413,7 @@ def test_auto_makes_it_where_vllm_has_no_store(
             return begun
 
         begun = in_the_middle(cancel)
-        cancelled = at_once(lambda: retrieve(client, begun))
+        cancelled = retrieve(client, begun)
         assert isinstance(cancelled[-1], ResponseFailedEvent)
         assert error_code(cancelled[-1]) == "cancelled"
 
@@ -453,38 +448,27 @@ def leave_in_the_middle(
 def kill_once_stored(proxy: ProxyProcess, path: Path) -> None:
     """Kill a proxy when the disk has a beginning of the copy, for which no live event waits."""
     query = "SELECT coalesce(max(upto), 0) FROM batches"
-    deadline = time.monotonic() + AT_ONCE_S
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        while database.execute(query).fetchone()[0] < BEGINNING // 2:
-            assert time.monotonic() < deadline, "nothing was stored"
-            time.sleep(0.01)
+        until(lambda: database.execute(query).fetchone()[0] >= BEGINNING // 2)
     proxy.kill()
 
 
 def poll(client: openai.OpenAI, response: Response) -> Response:
     """Ask for a response until it has ended."""
-    deadline = time.monotonic() + POLL_LIMIT_S
-    while response.status in {"queued", "in_progress"}:
-        assert time.monotonic() < deadline, f"still {response.status}"
-        time.sleep(0.05)
-        response = client.responses.retrieve(response.id)
-    return response
+    found = response
 
+    def has_ended() -> bool:
+        nonlocal found
+        found = client.responses.retrieve(response.id)
+        return found.status not in {"queued", "in_progress"}
 
-def at_once(act: Callable[[], T]) -> T:
-    """Return what `act` gives, which must not take as long as any time limit."""
-    begin = time.monotonic()
-    result = act()
-    assert time.monotonic() - begin < AT_ONCE_S
-    return result
+    until(has_ended)
+    return found
 
 
 def wait_until_idle(raw: httpx.Client, vllm: Server) -> None:
-    """Wait a little while for vLLM to generate nothing any more."""
-    deadline = time.monotonic() + AT_ONCE_S
-    while metric(raw, vllm, "vllm:num_requests_running"):
-        assert time.monotonic() < deadline, "vLLM still generates"
-        time.sleep(0.05)
+    """Wait for vLLM to generate nothing any more."""
+    until(lambda: not metric(raw, vllm, "vllm:num_requests_running"))
 
 
 def hangs(response: httpx.Response, lines: list[str]) -> bool:

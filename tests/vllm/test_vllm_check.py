@@ -8,8 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
+from tests.vllm.conftest import TIME_LIMIT
 from tests.vllm.test_vllm_background import wait_until_idle
 
 if TYPE_CHECKING:
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 
     from tests.vllm.conftest import LaunchProxy, Server
 
-# Generous for a slow CPU; the start of vLLM, in a session fixture, has a limit of its own.
-pytestmark = pytest.mark.timeout(240, func_only=True)
+pytestmark = TIME_LIMIT
 
 FAULTS_OF_OURS = {
     "truncated",
@@ -52,7 +50,7 @@ def check(server: Server, *options: str) -> Checked:
     """Run the command as an operator does."""
     command = [sys.executable, "-m", "proxy", "check", server.url, "--model", server.model]
     # The waits are long enough for a busy CPU, and most of what is asked answers at once.
-    command += ["--api-key", server.api_key, "--timeout-s", "90", "--json", *options]
+    command += ["--api-key", server.api_key, "--timeout-s", "180", "--json", *options]
     done = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - our own
     assert done.stdout, done.stderr.decode()
     return Checked(done.returncode, json.loads(done.stdout))

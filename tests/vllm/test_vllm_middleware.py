@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,26 +25,17 @@ from openai.types.responses import (
 import proxy
 from proxy.tools.vllm_process import VllmProcess, find_vllm_python
 from tests.captures import corrected
-from tests.vllm.test_vllm_responses import LONG_RUN_TOKENS
+from tests.vllm.conftest import PATIENCE_S, TIME_LIMIT, until
+from tests.vllm.test_vllm_responses import COMPLETED, LONG_RUN_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from openai.types.responses import ResponseStreamEvent
 
-# Generous for a slow CPU; the start of vLLM, in a module's fixture, has a limit of its own.
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = TIME_LIMIT
 
 TRUNCATED: dict[str, Any] = {"input": "moby", "temperature": 0, "max_output_tokens": 30}
-# Every model completes this one: the grammar leaves it nothing else to say.
-COMPLETED: dict[str, Any] = {
-    "input": "Call me",
-    "temperature": 0,
-    "max_output_tokens": 1024,
-    "text": {
-        "format": {"type": "json_schema", "name": "line", "schema": {"enum": ["Call me Ishmael"]}}
-    },
-}
 # vLLM finds out that there is no such token when it has sent two events.
 LATE_ERROR: dict[str, Any] = {"input": "moby", "logit_bias": {"999999": 1}}
 RAISED = "The server failed before the response was finished; its log says why."
@@ -53,7 +43,6 @@ OFF = {"Lastword-Correct": "off"}
 CORRECTIONS = (
     'lastword_corrections_total{from="response.completed",mode="on",to="response.incomplete"}'
 )
-WAIT_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +75,7 @@ def client(server: VllmProcess) -> Iterator[openai.OpenAI]:
         base_url=f"{server.url}/v1",
         api_key="none",
         max_retries=0,
-        timeout=60,
+        timeout=PATIENCE_S,
         http_client=http_client,
     ) as client:
         yield client
@@ -95,7 +84,7 @@ def client(server: VllmProcess) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="module")
 def raw(server: VllmProcess) -> Iterator[httpx.Client]:
     """Give a plain HTTP client."""
-    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S, trust_env=False) as client:
         yield client
 
 
@@ -229,11 +218,3 @@ def metric(raw: httpx.Client, name: str) -> float:
         for line in lines
         if re.match(re.escape(name) + r"[{ ]", line)
     )
-
-
-def until(predicate: Any) -> None:
-    """Wait until it holds."""
-    deadline = time.monotonic() + WAIT_S
-    while not predicate():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

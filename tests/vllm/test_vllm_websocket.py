@@ -8,12 +8,14 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from tests.vllm.conftest import PATIENCE_S, TIME_LIMIT
+
 if TYPE_CHECKING:
     from websockets.http11 import Response
 
     from tests.vllm.conftest import Server
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = TIME_LIMIT
 
 
 def refusal(url: str, path: str, server: Server) -> Response:
@@ -21,7 +23,7 @@ def refusal(url: str, path: str, server: Server) -> Response:
     target = url.replace("http", "ws", 1) + path
     with (
         pytest.raises(InvalidStatus) as caught,
-        connect(target, additional_headers=server.headers, proxy=None),
+        connect(target, additional_headers=server.headers, proxy=None, open_timeout=PATIENCE_S),
     ):
         pass
     return caught.value.response
