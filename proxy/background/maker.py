@@ -257,9 +257,9 @@ class Maker:
         silence.heard_at = self._time()
         run = self.run
         run.take(chunk)
-        if run.nameless_bytes > _NAMELESS_BYTES:
+        if run.key is None and run.nameless_bytes > _NAMELESS_BYTES:
             silence.end_after(0)
-        if run.corrector.ended and self._end_timer is None:
+        if run.corrector.terminal is not None and self._end_timer is None:
             loop = asyncio.get_running_loop()
             self._end_timer = loop.call_later(END_WAIT_S, silence.end_after, 0)
 

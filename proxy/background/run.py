@@ -14,6 +14,7 @@ from proxy.core.event_stream import parse_event
 from proxy.core.json_edit import set_member
 from proxy.core.outcome import Outcome, outcome_of
 from proxy.core.output_items import OutputItems
+from proxy.core.plain_event import NO_NUMBER
 from proxy.core.responses import read_payload
 from proxy.store import Block, CopyLostError
 from proxy.store.shared import LeaseLostError
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FlawedStreamError", "Run", "RunMode"]
 
-GATHER_S = 0.05
-"""How long events gather before they are stored, unless the store says otherwise."""
+GATHER_S = 0.2
+"""How long events gather before they are stored, unless the store says otherwise.
+
+A crash loses as much; four times as many writes would make an event cost a fifth more.
+"""
 
 
 class FlawedStreamError(CopyLostError):
@@ -85,7 +89,27 @@ class Run(Feed):
 
     def take(self, chunk: bytes) -> None:
         """Take one chunk of upstream's event stream."""
-        self._publish(self.corrector.feed_blocks(chunk))
+        number = self.corrector.take_plain(chunk)
+        if number is None:
+            self._publish(self.corrector.feed_blocks(chunk))
+        elif (
+            number == self._number + 1
+            and self._numbered
+            and self._recorder is not None
+            and self.state is State.OPEN
+            and not self.copy_lost
+        ):  # what most chunks are: the next of many deltas, while all is well
+            blocks = [Block(number, chunk)]
+            size = len(chunk)
+            self._number = number
+            self._tail += blocks
+            self._tail_bytes += size
+            self.total += 1
+            if self._live:
+                self._deliver(chunk, 1)
+            self._recorder.add(blocks, size)
+        else:
+            self._publish([Seen(chunk, None if number == NO_NUMBER else number, plain=True)])
 
     def finish(self) -> None:
         """Take the end of upstream's body: a terminal event without its blank line is completed."""

@@ -133,23 +133,34 @@ class Corrector:
         """The text of the response object last seen, or None before ``response.created``."""
         return self._snapshot.response() if self._snapshot is not None else None
 
+    def take_plain(self, chunk: bytes) -> int | None:
+        """Take a chunk that is one plain event, as most are: it is to be sent as it is.
+
+        Returns its sequence number, ``NO_NUMBER`` if it has none.  None says that nothing was
+        taken: the chunk is for ``feed`` or ``feed_blocks``.
+        """
+        if not self._quick or len(chunk) > self._max_plain_bytes:
+            return None
+        number = plain_number(chunk)
+        if number is not None:
+            self.events += 1
+            if number != NO_NUMBER:
+                self.last_sequence_number = number
+        return number
+
     def feed(self, chunk: bytes) -> bytes:
         """Take what upstream sent and return what is to be sent: whole events, maybe none."""
-        # Most chunks are one plain event, which passes as it is, without a copy.
-        if self._quick and len(chunk) <= self._max_plain_bytes:
-            number = plain_number(chunk)
-            if number is not None:
-                self.events += 1
-                if number != NO_NUMBER:
-                    self.last_sequence_number = number
-                return chunk
-        seen = self._feed(chunk)
+        if self.take_plain(chunk) is not None:
+            return chunk
+        seen = self.feed_blocks(chunk)
         return chunk if self._observe else b"".join([one.raw for one in seen])
 
     def feed_blocks(self, chunk: bytes) -> list[Seen]:
         """Do what ``feed`` does and return block by block what is to be sent."""
-        seen = self._take_plain(chunk) if self._quick else None
-        return [seen] if seen is not None else self._feed(chunk)
+        decoder = self._decoder
+        seen = [one for block in decoder.feed(chunk) if (one := self._take(block)) is not None]
+        self._quick = decoder.plain and self.terminal is None
+        return seen
 
     def finish(self) -> bytes:
         """Take the end of upstream's body and return what is to be sent before ours.
@@ -231,31 +242,19 @@ class Corrector:
             return code, decode_string(told.error) or message
         return inner.code or code, inner.message or message
 
-    def _feed(self, chunk: bytes) -> list[Seen]:
-        decoder = self._decoder
-        seen = [one for block in decoder.feed(chunk) if (one := self._take(block)) is not None]
-        self._quick = decoder.plain and self.terminal is None
-        return seen
-
-    def _take_plain(self, block: bytes) -> Seen | None:
-        """Count a plain event and return it; None if ``block`` must be looked at."""
-        number = plain_number(block) if len(block) <= self._max_plain_bytes else None
-        if number is None:
-            return None
-        self.events += 1
-        if number == NO_NUMBER:
-            return Seen(block, plain=True)
-        self.last_sequence_number = number
-        return Seen(block, number, plain=True)
-
     def _take(self, block: bytes) -> Seen | None:
         """Look at one block and return it as it is to be sent; None if it is not."""
         if isinstance(block, Fragment):
             return Seen(block)
         if self.terminal is not None:
             return self._take_after_end(block)
-        if (plain := self._take_plain(block)) is not None:
-            return plain
+        number = plain_number(block) if len(block) <= self._max_plain_bytes else None
+        if number is not None:
+            self.events += 1
+            if number == NO_NUMBER:
+                return Seen(block, plain=True)
+            self.last_sequence_number = number
+            return Seen(block, number, plain=True)
         terminal = judge(block) if may_be_terminal(block) else None
         return self._end_with(terminal) if terminal is not None else self._look_at(block)
 

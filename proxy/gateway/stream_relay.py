@@ -150,11 +150,12 @@ class StreamRelay:
         if self.first_event_at is None:
             self.first_event_at = now
         corrector = self.corrector
-        if corrector.terminal is None:
-            whole = corrector.feed(chunk)
-            self._write(whole)
-            # What passes as it is has brought no end, and what is only observed none of ours.
-            if whole is not chunk and self.corrector.terminal is not None:
+        if corrector.take_plain(chunk) is not None:
+            self._write(chunk)
+        elif corrector.terminal is None:
+            self._write(corrector.feed(chunk))
+            # What is only observed has no end of ours.
+            if self._ends_itself and self.corrector.terminal is not None:
                 self._take_end()
         else:
             self._take_after_end(chunk)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from proxy.background import maker
 from proxy.store import StoreUnavailableError
 from proxy.store.memory import MemoryStore
 from tests.e2e.background import (
@@ -75,6 +76,22 @@ async def test_eviction(fake: FakeVllm, lastword: StartLastword) -> None:
     last = await replay(proxy.url, response_id="resp_4")
     assert blocks(last.body) == expected(response_id="resp_4")
     assert await metric(proxy.admin_url, DROPPED) == 0
+
+
+async def test_stream_that_never_says_what_it_is(
+    fake: FakeVllm, lastword: StartLastword, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a response's id nothing can be kept or served: 502 once too much has come."""
+    monkeypatch.setattr(maker, "_NAMELESS_BYTES", 4_000)
+    proxy = await lastword(background="upstream")
+    deltas = [event("response.output_text.delta", n, delta="x" * 500) for n in range(9)]
+    fake.script(stream(deltas, ending="hang"))
+
+    refused = await create(proxy.url)
+
+    assert refused.status == 502
+    assert "before the response was created" in refused.json()["error"]["message"]
+    await fake.exchanges[0].until_closed()
 
 
 async def test_gap_in_upstreams_numbers(fake: FakeVllm, lastword: StartLastword) -> None:

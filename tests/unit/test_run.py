@@ -273,6 +273,24 @@ async def test_numbers_that_do_not_follow(chunks: list[list[int]]) -> None:
     assert not (isinstance(info, CopyInfo) and info.ended_at is not None)
 
 
+@pytest.mark.parametrize("numbers", [[1, 3], [1, 1], [1, 0], [None, 0, 5]])
+async def test_deltas_that_do_not_follow(numbers: list[int | None]) -> None:
+    """One by one, as deltas mostly come: the copy is dropped, the live stream is all of them."""
+    bench = Bench()
+    client = bench.join()
+    created = event("response.created", 0, response=response_object("in_progress"))
+    if numbers[0] is None:
+        created = created.replace(b'"sequence_number":0,', b"")
+    sent = [created]
+    sent += [event("response.output_text.delta", n, delta="x") for n in numbers if n is not None]
+    for chunk in sent:
+        bench.run.take(chunk)
+        await turns()
+    await bench.close()
+    assert client.data == b"".join(sent)
+    assert ["numbers go from" in why for why in bench.dropped] == [True]
+
+
 async def test_first_number_need_not_be_0() -> None:
     """Where a stream begins is its own affair."""
     bench = Bench()
@@ -359,7 +377,8 @@ async def test_run_that_another_replica_has_taken_over() -> None:
     await turns(5)
 
     bench.run.move()
-    bench.take(3, cut=False)
+    bench.take(1, cut=False)  # a delta, and then all the rest
+    bench.take(9, cut=False)
     await bench.run.close(State.ELSEWHERE)
 
     place = await bench.followers[0][2]
