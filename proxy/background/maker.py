@@ -15,6 +15,7 @@ from proxy.background.feed import State
 from proxy.background.lease_look import LeaseLook
 from proxy.background.run import Run, RunMode
 from proxy.background.stall import Finding, StallCheck
+from proxy.background.vllm_responses import VllmResponses, without_body
 from proxy.core.content_coding import DECODABLE, PIECE_BYTES, InflateError, Inflater
 from proxy.core.outcome import Outcome
 from proxy.errors import RequestError, UpstreamError
@@ -37,7 +38,6 @@ END_WAIT_S = 0.2
 RETRY_PAUSE_S = 1.0
 _NAMELESS_BYTES = 16 * 1024 * 1024  # of a stream that does not say what it is about
 _REFUSED = frozenset({401, 403})
-_BODY_HEADERS = frozenset({b"content-length", b"content-type", b"transfer-encoding"})
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Maker:
     @property
     def retrieve_headers(self) -> Pairs:
         """The headers of the create request that also suit a GET."""
-        return [pair for pair in self._headers if pair[0] not in _BODY_HEADERS]
+        return without_body(self._headers)
 
     @property
     def refused(self) -> bool:
@@ -153,11 +153,9 @@ class Maker:
         if self.run.mode is RunMode.UPSTREAM and self.run.key is not None:
             target = b"%b/%b/cancel" % (self._path, self.run.key.response_id.encode())
             try:
-                response = await self._client.open("POST", target, self.retrieve_headers, b"")
+                await VllmResponses(self._client).cancel(target, self._headers)
             except RequestError as error:
                 log.warning("a run that cannot be kept goes on at vLLM", error=str(error))
-            else:
-                await response.stream.aclose()
 
     async def _go_on(self, error: Exception | None, *, again: bool = False) -> bool:
         """End the run if its stream has ended; take it up again where vLLM may still have it."""

@@ -6,10 +6,11 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-from proxy.background.answer import Answer, read_answer
+from proxy.background.answer import Answer
 from proxy.background.meta import RESPONSE_ID, is_object, not_found
 from proxy.background.remote import RemoteRun
 from proxy.background.run import Run, RunMode
+from proxy.background.vllm_responses import VllmResponses
 from proxy.core.background import as_queued, read_create, to_foreground
 from proxy.core.responses import read_payload
 from proxy.errors import BadRequestError
@@ -46,7 +47,6 @@ _STORE_OFF = "VLLM_ENABLE_RESPONSES_API_STORE"
 _BAD_REQUEST = 400
 _NOT_FOUND = 404
 _OK = 200
-_BODY_HEADERS = frozenset({b"content-length", b"content-type", b"transfer-encoding"})
 
 _Found = Run | RemoteRun | CopyInfo | Tombstone
 
@@ -66,7 +66,7 @@ class BackgroundRoutes:
         observer: Observer,
     ) -> None:
         self._settings = settings
-        self._client = client
+        self._vllm = VllmResponses(client)
         self._runs = runs
         self._owners = owners
         self._streams = StreamAnswers(settings, runs, observer)
@@ -147,7 +147,7 @@ class BackgroundRoutes:
         if isinstance(found, RemoteRun) or (isinstance(found, Run) and not found.corrector.ended):
             with found.followed():
                 if found.mode is RunMode.UPSTREAM:
-                    await self._cancel_upstream(down, headers)
+                    await self._vllm.cancel(down.target, headers)
                 left = await self._runs.cancel(found)
             if left is None or isinstance(left, Tombstone):
                 return False
@@ -177,7 +177,7 @@ class BackgroundRoutes:
             return False
         running = isinstance(found, Run) or found.ended_at is None
         if isinstance(found, CopyInfo) and is_object(found):
-            answer = await self._ask_vllm(down.target.partition(b"?")[0], headers)
+            answer = await self._vllm.get(down.target.partition(b"?")[0], headers)
             running = answer.status == _OK and status_of(answer.body) not in ENDED
         if running or isinstance(found, Run):
             raise BadRequestError(
@@ -258,11 +258,6 @@ class BackgroundRoutes:
             owner = self._owners.owner_of(down.headers)
             await self._runs.keep_owner(owner, payload.response_id, down.body)
 
-    async def _cancel_upstream(self, down: Downstream, headers: Pairs) -> None:
-        """Cancel at vLLM; what it answers does not matter, the copy ends here."""
-        response = await self._client.open("POST", down.target, _without_body(headers), b"")
-        await response.stream.aclose()
-
     async def _follow_existing(
         self, down: Downstream, asked: CreateRequest, headers: Pairs
     ) -> bool:
@@ -290,7 +285,7 @@ class BackgroundRoutes:
     async def _answer_object(self, down: Downstream, response_id: str, headers: Pairs) -> bool:
         """Answer with the response as vLLM has it; False if it has it no longer."""
         target = b"%b/%b" % (down.target.partition(b"?")[0], response_id.encode())
-        answer = await self._ask_vllm(target, headers)
+        answer = await self._vllm.get(target, headers)
         if answer.status == _NOT_FOUND:
             return False
         await self._answer(down, answer)
@@ -299,7 +294,7 @@ class BackgroundRoutes:
     async def _cancel_object(self, down: Downstream, headers: Pairs) -> bool:
         """Answer a cancel of what vLLM keeps itself where its own answer would be wrong."""
         target = down.target.partition(b"?")[0].removesuffix(b"/cancel")
-        answer = await self._ask_vllm(target, headers)
+        answer = await self._vllm.get(target, headers)
         status = status_of(answer.body) if answer.status == _OK else None
         if status == "cancelled":
             await down.answer_json(_OK, answer.body)
@@ -307,14 +302,6 @@ class BackgroundRoutes:
         if status in ENDED:
             raise cannot_cancel(status)
         return False
-
-    async def _ask_vllm(self, target: bytes, headers: Pairs) -> Answer:
-        """Get a response object that vLLM keeps."""
-        response = await self._client.open("GET", target, _without_body(headers), b"")
-        try:
-            return await read_answer(response)
-        finally:
-            await response.stream.aclose()
 
     async def _find(
         self, down: Downstream, response_id: str, *, mine_only: bool = False
@@ -330,10 +317,6 @@ class BackgroundRoutes:
         if isinstance(found, Tombstone) and found.reason is Gone.DELETED and not mine_only:
             raise not_found(response_id)  # never asked from upstream
         return found
-
-
-def _without_body(headers: Pairs) -> Pairs:
-    return [pair for pair in headers if pair[0] not in _BODY_HEADERS]
 
 
 def _object_of(found: Run | RemoteRun | CopyInfo) -> bytes:

@@ -118,17 +118,31 @@ async def test_cancel_while_the_stream_is_asked_for_again(
     monkeypatch.setattr("proxy.background.maker.RETRY_PAUSE_S", 0.01)
     proxy = await lastword(background="upstream")
     events = expected()
-
-    async def never(exchange: Exchange) -> None:
-        await exchange.wait_closed()
-
-    fake.script(stream(events[:3], ending="cut"), never, _cancelled)
+    fake.script(stream(events[:3], ending="cut"), _never, _cancelled)
     async with creating(proxy.url) as creator:
         await creator.read(3)
         asked_again = await fake.exchange(1)
         assert (await cancel(proxy.url)).json()["status"] == "cancelled"
         assert kind((await creator.rest())[-1]) == ("response.failed", "cancelled", 3)
         await asked_again.until_closed()
+
+
+async def test_cancel_that_vllm_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeVllm, lastword: StartLastword
+) -> None:
+    """Who cancels is answered all the same, and so are the followers: the copy ends here."""
+    monkeypatch.setattr("proxy.background.vllm_responses.CANCEL_WAIT_S", 0.1)
+    proxy = await lastword(background="upstream")
+    fake.script(stream(expected()[:3], ending="hang"), _never)
+    async with creating(proxy.url) as creator:
+        await creator.read(3)
+        assert (await cancel(proxy.url)).json()["status"] == "cancelled"
+        assert kind((await creator.rest())[-1]) == ("response.failed", "cancelled", 3)
+    await fake.exchanges[1].until_closed()
+
+
+async def _never(exchange: Exchange) -> None:
+    await exchange.wait_closed()
 
 
 async def _cancelled(exchange: Exchange) -> None:
