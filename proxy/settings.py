@@ -129,7 +129,9 @@ class Settings(BaseSettings):
         5.0, description="How long connecting to upstream may take."
     )
     upstream_idle_s: Seconds = Field(
-        600.0, description="How long upstream may be silent before its answer is given up; 0 = off."
+        600.0,
+        description="How long upstream may be silent before its answer is given up; 0 = off (only"
+        " with heartbeat_s 0).",
     )
     stall_check_s: Seconds = Field(
         10.0,
@@ -182,7 +184,7 @@ class Settings(BaseSettings):
         0.0, description="How long new requests are still served after SIGTERM, when not ready."
     )
     shutdown_grace_s: Seconds = Field(
-        25.0, description="How long running streams may go on after SIGTERM."
+        25.0, description="How long running streams may go on once it stops."
     )
     ready_needs_upstream: bool = Field(
         True,

@@ -144,6 +144,8 @@ class Makers:
         """Do ``work``; what goes wrong in it is logged."""
         try:
             await work
+        except StoreError as error:
+            log.warning("a background run waits for the store", error=str(error))
         except Exception:
             log.exception("a background run failed inside the proxy")
 

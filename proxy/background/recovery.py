@@ -71,7 +71,10 @@ class Recovery:
         them.
         """
         if self._shared is None:
-            for info in await self._store.open_copies():
+            left = await self._store.open_copies()
+            if left:
+                log.info("runs of an earlier process are taken up or ended", count=len(left))
+            for info in left:
                 await self.take_care(info)
         self._sweeper = self._makers.own(self._sweep())
 

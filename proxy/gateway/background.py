@@ -109,6 +109,7 @@ class BackgroundRoutes:
         elif asked.stream:
             await self._streams.follow(down, begun.run, FROM_THE_START, headers, head=begun.headers)
         else:
+            down.record.response_id = begun.run.corrector.response_id
             await down.answer_json(_OK, as_queued(begun.run.created_response))
         return True
 

@@ -231,7 +231,7 @@ def no_stream(why: str) -> BadRequestError:
     """The 400 of a response whose events are not there."""
     return BadRequestError(
         _BAD_REQUEST,
-        f"This response can no longer be streamed: {why}. GET without stream still works.",
+        f"This response can no longer be streamed: {why}. GET without stream may still work.",
         param="stream",
     )
 

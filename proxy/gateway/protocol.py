@@ -9,6 +9,8 @@ import sys
 import termios
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from proxy.gateway.body_writer import EXTENSION, BodyWriter
 from proxy.gateway.request_reader import RequestReader
 from proxy.gateway.upgrade import UPGRADE, Upgrade
@@ -17,21 +19,27 @@ if TYPE_CHECKING:
     import asyncio
 
     from proxy.core.held_bytes import HeldBytes
+    from proxy.gateway.open_files import OpenFiles
 
 __all__ = ["LastwordProtocol"]
 
 _RESET_AFTER_S = 0.1
+
+log = structlog.stdlib.get_logger("lastword")
 
 
 class LastwordProtocol(RequestReader):
     """A ``RequestReader`` with a ``BodyWriter`` for every request.
 
     A client that takes nothing for ``stall_s`` seconds is cut off.  What it has not taken is put
-    to the account ``held``.
+    to the account ``held``.  Where ``files`` are used up, a connection is closed at once.
     """
 
-    def __init__(self, *args: Any, held: HeldBytes, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, held: HeldBytes, files: OpenFiles | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._files = files
         self._unread = held.share()
         self._stall_timer: asyncio.TimerHandle | None = None
         self._stalled_bytes = 0
@@ -109,6 +117,9 @@ class LastwordProtocol(RequestReader):
         """Send events at once: asyncio leaves Nagle's algorithm on for sockets made by hand."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
+        if connection is not None and self._files is not None and self._files.refuses(connection):
+            transport.abort()
+            return
         if connection is not None and connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -143,6 +154,7 @@ class LastwordProtocol(RequestReader):
         if self.transport.get_write_buffer_size() < self._stalled_bytes:
             self._watch_stall()
         else:
+            log.info("a client was cut off: it took nothing (write_stall_s)", after_s=self.stall_s)
             self.transport.abort()
 
     def _unset_stall_timer(self) -> None:

@@ -171,6 +171,11 @@ class Relay:
                 if await self._kept(down, headers, creates=creates):
                     return
             except StoreError as error:
+                log.warning(
+                    "a request failed since the store did",
+                    error=str(error),
+                    request_id=down.request_id,
+                )
                 raise away(error) from error
             response = await self._client.open(
                 down.method,

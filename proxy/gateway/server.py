@@ -18,7 +18,9 @@ import uvicorn
 from proxy.errors import SettingsError
 from proxy.gateway.app import Gateway
 from proxy.gateway.head import HeadLimits
+from proxy.gateway.open_files import OpenFiles
 from proxy.gateway.protocol import LastwordProtocol
+from proxy.settings import Background
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -122,7 +124,8 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
             held=gateway.held,
         )
         await stack.enter_async_context(_serving(gateway.admin, admin, http=protocol))
-        await stack.enter_async_context(_serving(gateway.traffic, traffic, http=protocol))
+        guarded = partial(protocol, files=OpenFiles())
+        await stack.enter_async_context(_serving(gateway.traffic, traffic, http=guarded))
         stack.push_async_callback(gateway.shut_down)
         yield Running(gateway, traffic, admin)
 
@@ -152,7 +155,7 @@ async def _serving(
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; a second one ends at once what still runs."""
+    """Serve until SIGTERM, SIGINT or SIGHUP; a second one ends at once what still runs."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     _check_file_limit(_raise_file_limit(), settings.max_streams or USUAL_STREAMS)
@@ -162,6 +165,13 @@ async def serve(settings: Settings) -> None:
             " this port without them can read and cancel each other's background responses",
             owner_headers=settings.owner_headers,
         )
+    wanted = {Background.UPSTREAM, Background.PROXY}  # AUTO is the default, and asks for nothing
+    if settings.background in wanted and not settings.keeps_copies:
+        log.warning(
+            "no copies of background responses are kept unless correct is on",
+            background=settings.background.value,
+            correct=settings.correct.value,
+        )
     async with running(settings) as proxy:
 
         def on_signal() -> None:
@@ -170,8 +180,9 @@ async def serve(settings: Settings) -> None:
                 proxy.gateway.drain.hurry()
             stop.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves SIGHUP
+                loop.add_signal_handler(number, on_signal)
         _calm_collector()
         log.info(
             "ready",

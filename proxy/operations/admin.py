@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import TYPE_CHECKING, Protocol
 
 from fastapi import FastAPI, HTTPException, Request
@@ -86,5 +87,16 @@ def _check_from_here(request: Request, what: str) -> None:
     peer = request.client.host if request.client else ""
     if peer not in _THIS_HOST:
         raise HTTPException(403, f"Only a peer at 127.0.0.1 or ::1 may {what}.")
+    name = request.url.hostname or ""
+    if name != "localhost" and not _is_address(name):  # a web page's name that leads here
+        raise HTTPException(403, f"Only a URL with an address or localhost as its host may {what}.")
     if "origin" in request.headers:
         raise HTTPException(403, f"No web page may {what}: a request with an Origin is refused.")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True

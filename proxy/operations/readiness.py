@@ -94,7 +94,9 @@ class Readiness:
 
     def _check_drain(self) -> Check:
         if self._drain.draining:
-            return Check(ok=False, needed=True, detail="It takes no new requests any more.")
+            return Check(
+                ok=False, needed=True, detail="It is stopping: new requests should go elsewhere."
+            )
         return Check(ok=True, needed=True, detail="It takes new requests.")
 
     def _check_upstream(self) -> Check:

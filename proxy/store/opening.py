@@ -39,7 +39,7 @@ def open_store(
         except ImportError as error:
             raise StoreError(
                 "The redis store needs a client that is not installed:"
-                " pip install 'lastword[redis]'."
+                " install Lastword with its extra redis (pip install '.[redis]' in its folder)."
             ) from error
         return RedisStore(url, limits, prefix=prefix, lease_s=lease_s, clock=clock)
     path = _sqlite_path(url)

@@ -53,8 +53,12 @@ class RedisReader:
 
     @property
     def up(self) -> bool:
-        """Whether the server answered when it was last asked."""
-        return self._link.up
+        """Whether the server has answered all that it was asked, for a while.
+
+        One that is out of memory answers reads between the writes that it refuses.
+        """
+        since, now = self._link.up_since, asyncio.get_running_loop().time()
+        return self._link.up and (since is None or now - since >= self._lease_s / 2)
 
     async def get(self, key: CopyKey) -> CopyInfo | Tombstone | None:
         """Tell what is known of a key."""

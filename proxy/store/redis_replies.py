@@ -56,7 +56,7 @@ def lost(key: CopyKey, answer: Sequence[bytes]) -> CopyLostError:
         case b"taken":
             return LeaseLostError(f"Another replica writes the copy of {response_id} now.")
         case b"absent":
-            what = "is not there"
+            what = "is not there (was the store restarted or flushed?)"
         case b"ended":
             what = "has ended"
         case _:

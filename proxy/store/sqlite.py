@@ -65,6 +65,7 @@ class SqliteStore:
             raise damaged(path, str(error)) from error
         self._readers = Readers(self._file)
         self._wal_limit = _WAL_BYTES
+        self._clock = clock
         self._closing: asyncio.Future[None] | None = None
         self._writer = GroupWriter(
             self._connection,
@@ -93,6 +94,8 @@ class SqliteStore:
 
     async def get(self, key: CopyKey) -> CopyInfo | Tombstone | None:
         """Tell what is known of a key."""
+        if key in self._writer.holed:  # dropped, as soon as the disk takes that down
+            return Tombstone(key, Gone.DROPPED, self._clock())
         return await self._readers.run(partial(find, key=key))
 
     async def known(self, response_id: str) -> bool:
@@ -134,8 +137,9 @@ class SqliteStore:
         return gone
 
     async def size(self) -> int:
-        """Tell the bytes of all copies together."""
-        return await self._writer.run(lambda: self._tables.size)
+        """Tell the bytes of all copies together; fails where the file takes no reads or writes."""
+        await self._readers.run(_look)
+        return await self._writer.run(self._tables.probe)
 
     async def aclose(self) -> None:
         """Commit what waits, empty the write-ahead log, let go of the file."""
@@ -169,3 +173,8 @@ class SqliteStore:
             # A foreign reader that stays must not cost every commit a wait.
             self._wal_limit = size + _WAL_BYTES if blocked else _WAL_BYTES
         return self._tables.dirty
+
+
+def _look(connection: sqlite3.Connection) -> None:
+    """Read something."""
+    connection.execute("SELECT 1 FROM copies LIMIT 1").fetchone()

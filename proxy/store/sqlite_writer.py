@@ -81,7 +81,9 @@ class GroupWriter:
         self._full = threading.Event()
         self._closed = False
         self._stale = False
-        self._holed: dict[CopyKey, None] = {}
+        self.holed: dict[CopyKey, None] = {}
+        """Copies that a failed job has left with a hole, and that are still to be dropped."""
+        self._told_holed = 0
         self._thread = threading.Thread(target=self._run, name="lastword-store-write", daemon=True)
 
     def start(self) -> None:
@@ -185,20 +187,23 @@ class GroupWriter:
                 job.error = self._failed(error)
                 job.error.__cause__ = error
                 if job.key is not None:
-                    self._holed[job.key] = None
+                    self.holed[job.key] = None
                     self._mend_holed()
 
     def _mend_holed(self) -> None:
-        if not self._holed:
+        if not self.holed:
             return
         try:
-            self.transact([partial(self._mend, key) for key in self._holed])
+            self.transact([partial(self._mend, key) for key in self.holed])
         except sqlite3.Error as error:
-            _log.warning(
-                "Copies to drop (%d) wait for the next write: %s.", len(self._holed), error
-            )
+            if len(self.holed) > self._told_holed:
+                _log.warning(
+                    "Copies to drop (%d) wait for the next write: %s.", len(self.holed), error
+                )
+            self._told_holed = len(self.holed)
         else:
-            self._holed.clear()
+            self.holed.clear()
+            self._told_holed = 0
 
     def _abandon(self) -> None:
         """Leave nobody waiting, should a bug have ended the thread."""

@@ -37,6 +37,7 @@ class UpstreamProbe:
         self._client = client
         self._doubts = 0  # results in a row that contradict `up`
         self._seen = False
+        self._told = False
         self.up = False
         self.trouble: str | None = "It was not asked yet."
 
@@ -61,6 +62,9 @@ class UpstreamProbe:
                 log.info("upstream is well")
             else:
                 log.warning("upstream is not well", error=trouble)
+        elif not (well or self._seen or self._told):
+            self._told = True
+            log.warning("upstream is not well yet", error=trouble)
 
     async def _ask(self) -> str | None:
         try:

@@ -52,7 +52,7 @@ async def test_expiry(fake: FakeVllm, lastword: StartLastword) -> None:
     status, param, message = refusal(gone)
     assert (status, param) == (400, "stream")
     assert "expired" in message
-    assert "GET without stream still works" in message
+    assert "GET without stream may still work" in message
     known = len(fake.requests)
     assert (await get(proxy.url, "", ALICE, response_id="mine")).json()["status"] == "completed"
     assert len(fake.requests) == known + 1
@@ -209,9 +209,12 @@ async def test_full_disk(disk: Path, fake: FakeVllm, lastword: StartLastword) ->
 
 
 async def test_delete_where_the_store_takes_no_writes(
-    fake: FakeVllm, lastword: StartLastword, monkeypatch: pytest.MonkeyPatch
+    fake: FakeVllm,
+    lastword: StartLastword,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It is 503 and says so; the copy is still there."""
+    """It is 503 and says so, to the operator too; the copy is still there."""
 
     async def refuse(*_: object) -> None:
         raise StoreUnavailableError("the disk is full")
@@ -224,5 +227,6 @@ async def test_delete_where_the_store_takes_no_writes(
         refused = await delete(proxy.url, ALICE)
     assert refused.status == 503
     assert "the disk is full" in refused.json()["error"]["message"]
+    assert "a request failed since the store did" in capsys.readouterr().out
     assert (await replay(proxy.url, None, ALICE)).body == created.body
     assert (await delete(proxy.url, ALICE)).status == 200

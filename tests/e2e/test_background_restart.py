@@ -43,6 +43,8 @@ from tests.waiting import PATIENCE_S
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     from proxy.gateway.server import Running
     from tests.conftest import StartLastword
     from tests.e2e.background import Headers
@@ -74,7 +76,7 @@ async def leave_open(
 
 
 async def test_proxy_mode_ends_what_was_open(
-    tmp_path: Path, fake: FakeVllm, lastword: StartLastword
+    tmp_path: Path, fake: FakeVllm, lastword: StartLastword, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its runs die with it: ``response.failed`` says that it was restarted, nobody waits."""
     store = f"sqlite:{tmp_path / 'copies.db'}"
@@ -110,6 +112,7 @@ async def test_proxy_mode_ends_what_was_open(
     assert refusal(await replay(proxy.url, response_id="object"))[:2] == (400, "stream")
     assert (await get(proxy.url, response_id="object")).status == 404  # vLLM's word
     assert len(fake.requests) == 1
+    assert "runs of an earlier process are taken up or ended" in capsys.readouterr().out
 
 
 async def test_upstream_mode_completes_what_was_open(

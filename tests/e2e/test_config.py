@@ -40,17 +40,20 @@ async def test_config_and_drain_are_for_this_host() -> None:
     readiness = Readiness(metrics, drain, None, None)
     app = build_admin(load_settings(upstream="http://x"), metrics, drain, readiness)
     page = {"Origin": "null"}
+    elsewhere = {"Host": "a.page.example"}
     for peer, headers, status in [
+        ("127.0.0.1", elsewhere, 403),
         ("192.0.2.1", {}, 403),
         ("127.0.0.6", {}, 403),
         ("::1", page, 403),
         ("127.0.0.1", page, 403),
         ("127.0.0.1", {}, 200),
+        ("127.0.0.1", {"Host": "localhost:9090"}, 200),
         ("::1", {}, 200),
     ]:
         transport = httpx.ASGITransport(app, client=(peer, 1))
         async with httpx.AsyncClient(
-            transport=transport, base_url="http://admin", headers=headers
+            transport=transport, base_url="http://127.0.0.1", headers=headers
         ) as client:
             assert not drain.draining or status == 200
             assert (await client.get("/config")).status_code == status

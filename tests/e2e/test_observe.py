@@ -17,10 +17,12 @@ EVENTS = vllm_events()
 BODY = b"".join(EVENTS)
 CORRECTIONS = "lastword_corrections_total"
 EVENT = "the terminal event would be corrected"
+NO_COPIES = "no copies of background responses are kept unless correct is on"
 DEPLOYED: dict[str, Any] = {
     "by_environment": True,
     "log_format": "json",
     "ready_needs_upstream": True,
+    "background": "proxy",
 }
 
 
@@ -43,12 +45,13 @@ async def test_observe_then_on(fake: FakeVllm) -> None:
     assert (would["says"], would["would_say"]) == ("response.completed", "response.incomplete")
     (request,) = [line for line in proxy.log() if line["event"] == "request"]
     assert (request["mode"], request["corrected"]) == ("observe", True)
+    assert [line for line in proxy.log() if line["event"] == NO_COPIES]
 
     async with lastword_process(fake.url, correct="on", **DEPLOYED) as proxy:
         assert (await post_stream(proxy.url)).body == corrected(BODY)
         await until_total(proxy.admin_url, 1, CORRECTIONS, mode="on", to="response.incomplete")
         assert await total(proxy.admin_url, CORRECTIONS) == 1
         assert await proxy.stop() == 0
-    assert not [line for line in proxy.log() if line["event"] == EVENT]
+    assert not [line for line in proxy.log() if line["event"] in (EVENT, NO_COPIES)]
     (request,) = [line for line in proxy.log() if line["event"] == "request"]
     assert (request["mode"], request["corrected"]) == ("on", True)

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from tests.e2e.wire import Cut, connect, post_stream
+from tests.e2e.wire import Cut, connect, exchange, post_stream
 from tests.fake_scripts import stream, vllm_events
 from tests.soak.process import running_proxy
 from tests.waiting import PATIENCE_S
@@ -22,6 +22,7 @@ IDLE = 300
 OPEN_FILES = 120
 CLIENTS = 70
 WARNING = "the limit of open files"
+USED_UP = "connections are closed at once"
 
 
 async def test_open_files_run_out(fake: FakeVllm, tmp_path: Path) -> None:
@@ -65,6 +66,23 @@ async def test_open_files_run_out(fake: FakeVllm, tmp_path: Path) -> None:
                         break
                 except (Cut, ConnectionError):
                     await asyncio.sleep(0.05)
+        assert await proxy.terminate() == 0
+
+
+async def test_idle_connections_leave_the_admin_port_open(fake: FakeVllm, tmp_path: Path) -> None:
+    """Files for an operator's eyes are kept, and the log says why clients are turned away."""
+    settings = {"background": "pass", "ready_needs_upstream": False}
+    async with (
+        running_proxy(fake.port, tmp_path / "log", settings, open_files=OPEN_FILES) as proxy,
+        AsyncExitStack() as clients,
+    ):
+        for _ in range(2 * OPEN_FILES):
+            await clients.enter_async_context(connect(proxy.url))
+        async with asyncio.timeout(PATIENCE_S):
+            while not any(line["event"].startswith(USED_UP) for line in proxy.log()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (await exchange(proxy.admin_url, "GET", "/livez")).status == 200
+        await clients.aclose()
         assert await proxy.terminate() == 0
 
 

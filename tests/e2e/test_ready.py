@@ -169,7 +169,9 @@ async def until_ready(admin_url: str) -> None:
             pass
 
 
-async def test_upstream_that_is_not_there_yet(fake: FakeVllm, lastword: StartLastword) -> None:
+async def test_upstream_that_is_not_there_yet(
+    fake: FakeVllm, lastword: StartLastword, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A sidecar starts before vLLM: it lives, and says why it is not ready until vLLM listens."""
     fake.handler = answer(200)
     await fake.stop_listening()
@@ -178,6 +180,7 @@ async def test_upstream_that_is_not_there_yet(fake: FakeVllm, lastword: StartLas
         while b"refused" not in (await readyz(proxy.admin_url)).body:
             pass
     assert (await exchange(proxy.admin_url, "GET", "/livez")).status == 200
+    assert capsys.readouterr().out.count("upstream is not well yet") == 1
     await fake.listen()
     await until_ready(proxy.admin_url)
 

@@ -167,7 +167,10 @@ async def test_takes_no_writes(
     fake: FakeVllm,
     lastword: StartLastword,
 ) -> None:
-    """It answers, but keeps nothing: no run is begun, and those that run are kept when it does."""
+    """It answers, but keeps nothing: no run is begun, and those that run are kept when it does.
+
+    That it answers reads does not make it a store that is there.
+    """
     begin, cure = TROUBLES[trouble]
     a, b = await lastword(**settings), await lastword(**settings)
     api = FakeResponsesApi(fake, gated=True)
@@ -181,6 +184,7 @@ async def test_takes_no_writes(
         refused = await create(b.url)
         assert refused.status == 503
         assert "store of background responses does not answer" in refused.body.decode()
+        assert (await get(b.url, response_id="other")).status == 404
         assert not await is_up(b)
         assert server.ask(*cure.split()).startswith(b"+OK")
         api.gated = True

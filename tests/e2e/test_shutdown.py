@@ -56,8 +56,8 @@ async def not_ready(client: httpx.AsyncClient, admin: str) -> None:
 
 
 async def test_idle_proxy_exits_with_0(serve: Serve) -> None:
-    """Without requests SIGTERM ends the process at once, as does SIGINT."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    """Without requests SIGTERM ends the process at once, as do SIGINT and SIGHUP."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         proxy = await serve()
         assert await proxy.stop(number) == 0
 

@@ -133,7 +133,7 @@ async def test_lost_stream_of_a_run_is_taken_up_again(
 
 
 async def test_client_that_takes_nothing_is_cut_off(
-    fake: FakeVllm, lastword: StartLastword
+    fake: FakeVllm, lastword: StartLastword, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After write_stall_s a client that reads nothing is gone, and upstream is closed."""
     proxy = await lastword(write_stall_s=0.3)
@@ -154,6 +154,7 @@ async def test_client_that_takes_nothing_is_cut_off(
         await wire.head()
         async with asyncio.timeout(PATIENCE_S):
             await gone.wait()
+    assert "a client was cut off: it took nothing" in capsys.readouterr().out
 
 
 async def test_client_that_does_not_take_the_rest_of_a_cut_stream_is_cut_off(

@@ -16,7 +16,7 @@ from proxy.store.redis_scripts import SCRIPTS
 def test_redis_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has not installed the client is told how."""
     monkeypatch.setitem(sys.modules, "proxy.store.redis", None)
-    with pytest.raises(StoreError, match=r"pip install 'lastword\[redis\]'"):
+    with pytest.raises(StoreError, match=r"pip install '\.\[redis\]'"):
         open_store("redis://127.0.0.1")
 
 

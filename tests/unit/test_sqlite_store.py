@@ -19,7 +19,6 @@ import pytest
 
 from proxy.store import (
     Block,
-    CopyInfo,
     CopyKey,
     CopyLostError,
     Gone,
@@ -428,14 +427,22 @@ async def test_a_full_disk_fails_the_guilty_of_a_group_alone(path: Path) -> None
         assert await store.size() == 2 * 19
 
 
-async def test_a_drop_that_fails_is_made_up_for(path: Path) -> None:
-    """If not even the drop can be written, it is done with the next write that can."""
+async def test_a_drop_that_fails_is_made_up_for(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If not even the drop can be written, it is done with the next write that can.
+
+    The copy counts as gone at once, whatever is left of it on the disk, and it is told of once.
+    """
     async with opened(path) as store:
         await keep(store, KEY, b"begun")
         store._connection.execute("PRAGMA query_only = ON")
         with pytest.raises(StoreUnavailableError, match="readonly"):
             await store.append(KEY, 1, [Block(1, b"lost")])
-        assert isinstance(await store.get(KEY), CopyInfo)
+        assert isinstance(await store.get(KEY), Tombstone)
+        with pytest.raises(StoreUnavailableError, match="readonly"):
+            await store.size()
+        assert caplog.text.count("Copies to drop (1)") == 1
         store._connection.execute("PRAGMA query_only = OFF")
 
         with pytest.raises(CopyLostError):
