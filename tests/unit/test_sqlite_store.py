@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import resource
 import signal
 import sqlite3
 import stat
@@ -450,6 +451,22 @@ async def test_a_drop_that_fails_is_made_up_for(
 
         assert isinstance(await store.get(KEY), Tombstone)
         assert await store.size() == 0
+
+
+async def test_a_full_disk_is_a_store_that_is_away(path: Path) -> None:
+    """What can still be read but takes nothing must not count as there."""
+    async with opened(path) as store:
+        await keep(store, KEY, b"begun")
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        size = os.path.getsize(f"{path}-wal")  # noqa: ASYNC240, PTH202 - it takes no time
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            assert not isinstance(await store.get(KEY), Tombstone)
+            with pytest.raises(StoreUnavailableError):
+                await store.size()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert await store.size() > 0
 
 
 async def test_a_bug_in_a_job_reaches_its_caller_alone(path: Path) -> None:
