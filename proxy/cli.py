@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import inspect
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic_core import PydanticUndefined
 
 import proxy
 from proxy.errors import LastwordError
-from proxy.settings import Settings, load_settings
+from proxy.settings import Settings, load_settings, unknown_variables
 
 __all__ = ["app", "main"]
 
@@ -80,6 +81,8 @@ def _serve(*, check_config: bool = False, **given: Any) -> None:
 
     settings = load_settings(**{name: value for name, value in given.items() if value is not None})
     if check_config:
+        for name in unknown_variables(os.environ):
+            typer.echo(f"{name} is no setting, and has no effect.", err=True)
         typer.echo("The settings are fine.")
         return
     configure_logs(settings.log_format, settings.log_level)

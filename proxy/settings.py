@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -21,9 +22,16 @@ from proxy.addresses import (
 from proxy.core.corrector import Mode
 from proxy.errors import SettingsError
 
-__all__ = ["Background", "OnLostUpstream", "Settings", "load_settings"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pydantic_core import ErrorDetails
+
+__all__ = ["Background", "OnLostUpstream", "Settings", "load_settings", "unknown_variables"]
 
 MIB = 1024 * 1024
+# What else has such a name: a tool's variable, and what Kubernetes tells of a Service "lastword".
+_NO_SETTINGS = re.compile(r"LASTWORD_(VLLM_PYTHON|(.*_)?SERVICE_(HOST|PORT)(_.*)?|(.*_)?PORT_.*)")
 
 
 class Background(StrEnum):
@@ -246,8 +254,26 @@ def load_settings(**given: object) -> Settings:
     try:
         return Settings(**given)  # type: ignore[arg-type]  # pydantic checks and converts
     except ValidationError as error:
-        lines = [_explain(item["loc"], item["msg"], item["type"]) for item in error.errors()]
+        lines = [_explain(item["loc"], _message(item), item["type"]) for item in error.errors()]
         raise SettingsError("\n".join(lines)) from error
+
+
+def _message(item: ErrorDetails) -> str:
+    if item["type"] == "too_short":  # pydantic speaks of items, whatever they are
+        return f"at least {item['ctx']['min_length']} characters"
+    return item["msg"]
+
+
+def unknown_variables(names: Iterable[str]) -> list[str]:
+    """Return those names of variables that look like a setting's and are none: misspelt ones."""
+    known = {f"LASTWORD_{name.upper()}" for name in Settings.model_fields}
+    return sorted(
+        name
+        for name in names
+        if name.upper().startswith("LASTWORD_")
+        and name.upper() not in known
+        and not _NO_SETTINGS.fullmatch(name.upper())
+    )
 
 
 def _explain(location: tuple[int | str, ...], message: str, kind: str) -> str:

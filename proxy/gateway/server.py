@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import ipaddress
+import os
 import resource
 import signal
 import socket
@@ -20,7 +21,7 @@ from proxy.gateway.app import Gateway
 from proxy.gateway.head import HeadLimits
 from proxy.gateway.open_files import OpenFiles
 from proxy.gateway.protocol import LastwordProtocol
-from proxy.settings import Background
+from proxy.settings import Background, unknown_variables
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -165,6 +166,8 @@ async def serve(settings: Settings) -> None:
             " this port without them can read and cancel each other's background responses",
             owner_headers=settings.owner_headers,
         )
+    if unknown := unknown_variables(os.environ):
+        log.warning("variables that are no settings have no effect", variables=unknown)
     wanted = {Background.UPSTREAM, Background.PROXY}  # AUTO is the default, and asks for nothing
     if settings.background in wanted and not settings.keeps_copies:
         log.warning(

@@ -138,6 +138,7 @@ class SqliteStore:
 
     async def size(self) -> int:
         """Tell the bytes of all copies together; fails where the file takes no reads or writes."""
+        self._file.check_in_place()
         await self._readers.run(_look)
         return await self._writer.run(self._tables.probe)
 

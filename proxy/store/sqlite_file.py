@@ -38,11 +38,13 @@ class DatabaseFile:
         self.path = path
         self._wal = path.with_name(path.name + "-wal")
         self._lock: int | None = None
+        self._identity: tuple[int, int] | None = None
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = _lock(path)
             self._make_private()
             self._check()
+            self._identity = self._look()
         except OSError as error:
             self.release()
             raise StoreError(
@@ -81,6 +83,25 @@ class DatabaseFile:
         connection = self._connect()
         connection.execute("PRAGMA query_only = ON")
         return connection
+
+    def check_in_place(self) -> None:
+        """Raise ``StoreUnavailableError`` if the path leads to this database no longer.
+
+        SQLite writes on into a file that was removed, and all of it is gone with the process.
+        """
+        try:
+            found = self._look()
+        except FileNotFoundError:
+            found = None
+        if found != self._identity:
+            raise StoreUnavailableError(
+                f"The database {self.path} was removed or replaced while in use: what is kept from"
+                " now on will be lost. Restart lastword."
+            )
+
+    def _look(self) -> tuple[int, int]:
+        status = self.path.stat()
+        return status.st_dev, status.st_ino
 
     def wal_bytes(self) -> int:
         """Tell how large the write-ahead log is."""

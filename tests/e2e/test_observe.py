@@ -47,7 +47,7 @@ async def test_observe_then_on(fake: FakeVllm) -> None:
     assert (request["mode"], request["corrected"]) == ("observe", True)
     assert [line for line in proxy.log() if line["event"] == NO_COPIES]
 
-    async with lastword_process(fake.url, correct="on", **DEPLOYED) as proxy:
+    async with lastword_process(fake.url, correct="on", corect="off", **DEPLOYED) as proxy:
         assert (await post_stream(proxy.url)).body == corrected(BODY)
         await until_total(proxy.admin_url, 1, CORRECTIONS, mode="on", to="response.incomplete")
         assert await total(proxy.admin_url, CORRECTIONS) == 1
@@ -55,3 +55,5 @@ async def test_observe_then_on(fake: FakeVllm) -> None:
     assert not [line for line in proxy.log() if line["event"] in (EVENT, NO_COPIES)]
     (request,) = [line for line in proxy.log() if line["event"] == "request"]
     assert (request["mode"], request["corrected"]) == ("on", True)
+    (told,) = [line for line in proxy.log() if "no settings" in line["event"]]
+    assert told["variables"] == ["LASTWORD_CORECT"]

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from proxy.addresses import StoreUrl
 from proxy.errors import LastwordError, SettingsError
-from proxy.settings import Settings, load_settings
+from proxy.settings import Settings, load_settings, unknown_variables
 from proxy.tools.drain import find_admin_url
 
 README = Path(__file__).parents[2] / "README.md"
@@ -56,7 +56,10 @@ def test_environment_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"upstream": "http://x", "store": "redis://h/first"}, r"--store .*/DATABASE"),
         ({"upstream": "http://x", "store": "redis://h?protocol=3"}, r"--store .*what TLS needs"),
         ({"upstream": "http://x", "store": "redis://h"}, r"owner_secret is missing"),
-        ({"upstream": "http://x", "owner_secret": "short"}, r"--owner-secret .*at least 16"),
+        (
+            {"upstream": "http://x", "owner_secret": "short"},
+            r"--owner-secret .*at least 16 characters",
+        ),
         ({"upstream": "http://x", "lease_s": 0}, r"--lease-s .*greater than or equal to 0.5"),
     ],
 )
@@ -159,3 +162,17 @@ def test_admin_port_that_cannot_be_known(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("LASTWORD_ADMIN_PORT", "0")
     with pytest.raises(LastwordError, match="--admin"):
         find_admin_url()
+
+
+def test_variables_that_are_no_settings() -> None:
+    """A misspelt one is found; what Kubernetes and our own tools set is none of it."""
+    names = [
+        "LASTWORD_CORRECT",
+        "lastword_store",
+        "LASTWORD_CORECT",
+        "lastword_heartbeet_s",
+        "PATH",
+    ]
+    names += ["LASTWORD_VLLM_PYTHON", "LASTWORD_SERVICE_HOST", "LASTWORD_SERVICE_PORT_HTTP"]
+    names += ["LASTWORD_PORT", "LASTWORD_PORT_8080_TCP_ADDR", "LASTWORD_ADMIN_SERVICE_PORT"]
+    assert unknown_variables(names) == ["LASTWORD_CORECT", "lastword_heartbeet_s"]

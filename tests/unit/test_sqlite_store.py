@@ -469,6 +469,23 @@ async def test_a_full_disk_is_a_store_that_is_away(path: Path) -> None:
         assert await store.size() > 0
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_file_that_is_removed_is_a_store_that_is_away(
+    path: Path,
+    replaced: bool,  # noqa: FBT001
+) -> None:
+    """SQLite would write on into nothing without a word."""
+    async with opened(path) as store:
+        await keep(store, KEY, b"begun")
+        os.replace(path, f"{path}.moved")  # noqa: PTH105 - as short a call as there is
+        if replaced:
+            os.close(os.open(path, os.O_CREAT))
+        with pytest.raises(StoreUnavailableError, match="removed or replaced while in use"):
+            await store.size()
+        os.replace(f"{path}.moved", path)  # noqa: PTH105 - as above
+        assert await store.size() > 0
+
+
 async def test_a_bug_in_a_job_reaches_its_caller_alone(path: Path) -> None:
     """Whatever a job raises goes to its caller; the thread and the other jobs go on."""
     async with opened(path) as store:
