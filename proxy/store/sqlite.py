@@ -138,7 +138,7 @@ class SqliteStore:
 
     async def size(self) -> int:
         """Tell the bytes of all copies together; fails where the file takes no reads or writes."""
-        self._file.check_in_place()
+        await asyncio.to_thread(self._file.check_in_place)  # a disk may hang
         await self._readers.run(_look)
         return await self._writer.run(self._tables.probe)
 

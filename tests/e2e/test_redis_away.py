@@ -194,6 +194,20 @@ async def test_takes_no_writes(
     assert await metric(a.admin_url, "lastword_dropped_copies_total") == 0
 
 
+async def test_a_run_that_cannot_be_kept_ends_at_vllm_too(
+    server: RedisServer, settings: dict[str, Any], fake: FakeVllm, lastword: StartLastword
+) -> None:
+    """VLLM would make it on for nobody: it is cancelled there, and the client told of 503."""
+    proxy = await lastword(**settings | {"background": "upstream"})
+    api = FakeResponsesApi(fake, gated=True)
+    assert server.ask(*TROUBLES["out of memory"][0].split()).startswith(b"+OK")
+    creating_it = asyncio.create_task(create(proxy.url))
+    await fake.until(lambda: bool(api.runs))
+    api.step("resp_1")
+    assert (await creating_it).status == 503
+    await fake.until(lambda: any(one.target.endswith(b"/cancel") for one in fake.requests))
+
+
 async def test_away_for_too_long(
     server: RedisServer,
     settings: dict[str, Any],
