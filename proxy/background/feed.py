@@ -54,6 +54,12 @@ class Sink(Protocol):
     def write(self, data: bytes) -> None:
         """Write whole blocks."""
 
+    def write_http_chunk(self, http_chunk: bytes, size: int, now: float) -> None:
+        """Write one block, which is the ``size`` bytes of data that a whole HTTP chunk holds.
+
+        ``now`` is the loop's time.
+        """
+
     async def drain(self) -> None:
         """Wait until the client takes more."""
 
@@ -79,6 +85,9 @@ class _Full:
     paused = True
 
     def write(self, data: bytes) -> None:
+        """Take nothing."""
+
+    def write_http_chunk(self, http_chunk: bytes, size: int, now: float) -> None:
         """Take nothing."""
 
     async def drain(self) -> None:
@@ -178,6 +187,16 @@ class Feed:
             else:
                 live.sink.write(data)
                 live.index += count
+
+    def _deliver_http_chunk(self, http_chunk: bytes, size: int, now: float) -> None:
+        """Deliver one block in the HTTP chunk that brought it."""
+        for live in list(self._live):
+            if live.sink.paused:
+                self._live.discard(live)
+                live.wake()
+            else:
+                live.sink.write_http_chunk(http_chunk, size, now)
+                live.index += 1
 
     def _forget_stored(self, stored: int) -> None:
         """Let go of blocks that the store has, but for the last few."""

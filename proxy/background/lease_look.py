@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from proxy.background.run import Run
     from proxy.store.shared import SharedStore
-    from proxy.upstream.body import UpstreamStream
+    from proxy.upstream.body import ChunkSink, UpstreamStream
 
 __all__ = ["LeaseLook"]
 
@@ -32,11 +32,13 @@ class LeaseLook:
         run: Run,
         stream: UpstreamStream,
         take: Callable[[bytes], None],
+        take_http_chunk: ChunkSink,
     ) -> None:
         self._shared = shared
         self._run = run
         self._stream = stream
         self._take = take
+        self._take_http_chunk = take_http_chunk
         self._held: list[bytes] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -50,6 +52,12 @@ class LeaseLook:
             self._task = asyncio.create_task(self._look())  # noqa: TID251 - see settled
         else:
             self._take(chunk)
+
+    def take_http_chunk(self, http_chunk: bytes) -> int:
+        """Take a whole HTTP chunk, or leave it to ``take`` where it must wait."""
+        if self._task is not None or self._shared.lease_overdue:
+            return 0
+        return self._take_http_chunk(http_chunk)
 
     async def settled(self) -> None:
         """Wait until nothing is held any more; the end of one look may begin another."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from proxy.store.shared import SharedStore
+    from proxy.upstream.body import ChunkSink
     from proxy.upstream.client import UpstreamClient, UpstreamResponse
     from proxy.upstream.headers import Pairs
 
@@ -215,11 +216,20 @@ class Maker:
         self._response = response
         silence = SilenceLimit(self._limits.idle_s)
         take: Callable[[bytes], None] = partial(self._take, silence)
-        look = self._shared and LeaseLook(self._shared, run, response.stream, take)
+        now, take_http_chunk = self._time, run.take_http_chunk
+
+        def take_chunk(http_chunk: bytes) -> int:
+            silence.heard_at = at = now()
+            return take_http_chunk(http_chunk, at)
+
+        look = self._shared and LeaseLook(self._shared, run, response.stream, take, take_chunk)
         watch = asyncio.create_task(self._watch(silence, response))  # noqa: TID251 - ended below
         try:
             async with silence:
-                await self._pipe(response, look.take if look else take)
+                if look:
+                    await self._pipe(response, look.take, look.take_http_chunk)
+                else:
+                    await self._pipe(response, take, take_chunk)
         except (httpx.TransportError, TimeoutError, httpx.StreamError, InflateError) as error:
             return error
         else:
@@ -235,11 +245,13 @@ class Maker:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
 
-    async def _pipe(self, response: UpstreamResponse, take: Callable[[bytes], None]) -> None:
+    async def _pipe(
+        self, response: UpstreamResponse, take: Callable[[bytes], None], take_chunk: ChunkSink
+    ) -> None:
         """Hand the body to ``take`` as it comes, decoded where it came compressed all the same."""
         coding = b",".join(values(response.headers.raw, b"content-encoding")).strip().lower()
         if coding not in DECODABLE:
-            await response.stream.pipe_to(take)
+            await response.stream.pipe_to(take, take_chunk)
             return
         inflater = Inflater(coding)
         async for chunk in response.stream:

@@ -74,6 +74,14 @@ class Recorder:
         elif self._timer is None:
             self._timer = self._loop.call_later(self._gather_s(), self._ring)
 
+    def add_one(self, block: Block, size: int) -> None:
+        """Take one block that says nothing new of the response: what is done for every delta."""
+        if self._timer is None or self._pending_bytes > _BATCH_BYTES:
+            self.add([block], size)
+        else:  # it waits with others, for which the timer runs
+            self._pending.append(block)
+            self._pending_bytes += size
+
     def close(self, *, ended: bool) -> None:
         """Store what is pending, mark the copy as ended if it has, and stop."""
         self._closing = True

@@ -11,10 +11,10 @@ from proxy.background.recorder import Recorder
 from proxy.core.background import mark_background, sequence_number
 from proxy.core.corrector import Corrector, Seen
 from proxy.core.event_stream import parse_event
+from proxy.core.http_chunk import TAIL_BYTES
 from proxy.core.json_edit import set_member
 from proxy.core.outcome import Outcome, outcome_of
 from proxy.core.output_items import OutputItems
-from proxy.core.plain_event import NO_NUMBER
 from proxy.core.responses import read_payload
 from proxy.store import Block, CopyLostError
 from proxy.store.shared import LeaseLostError
@@ -89,27 +89,39 @@ class Run(Feed):
 
     def take(self, chunk: bytes) -> None:
         """Take one chunk of upstream's event stream."""
-        number = self.corrector.take_plain(chunk)
-        if number is None:
-            self._publish(self.corrector.feed_blocks(chunk))
-        elif (
-            number == self._number + 1
+        self._publish(self.corrector.feed_blocks(chunk))
+
+    def take_http_chunk(self, http_chunk: bytes, now: float) -> int:
+        """Take a read that is one whole HTTP chunk, as most are: the next of many deltas.
+
+        ``now`` is the loop's time. Returns how many bytes of data it holds; 0 if it was not taken.
+        """
+        recorder = self._recorder
+        if recorder is None:  # a stream that has not told its name is looked at more closely
+            return 0
+        size = self.corrector.take_http_chunk(http_chunk)
+        if not size:
+            return 0
+        raw = http_chunk[-TAIL_BYTES - size : -TAIL_BYTES]
+        number = self.corrector.last_sequence_number
+        if (
+            number is not None
+            and number == self._number + 1
             and self._numbered
-            and self._recorder is not None
             and self.state is State.OPEN
             and not self.copy_lost
-        ):  # what most chunks are: the next of many deltas, while all is well
-            blocks = [Block(number, chunk)]
-            size = len(chunk)
+        ):
+            block = Block(number, raw)
             self._number = number
-            self._tail += blocks
+            self._tail.append(block)
             self._tail_bytes += size
             self.total += 1
             if self._live:
-                self._deliver(chunk, 1)
-            self._recorder.add(blocks, size)
+                self._deliver_http_chunk(http_chunk, size, now)
+            recorder.add_one(block, size)
         else:
-            self._publish([Seen(chunk, None if number == NO_NUMBER else number, plain=True)])
+            self._publish([Seen(raw, number, plain=True)])
+        return size
 
     def finish(self) -> None:
         """Take the end of upstream's body: a terminal event without its blank line is completed."""

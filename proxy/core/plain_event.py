@@ -7,20 +7,31 @@ whatever has another shape is left to ``parse_event`` and ``judge``, which take 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import msgspec
 
-__all__ = ["NO_NUMBER", "PLAIN_BYTES", "plain_number"]
+from proxy.core.http_chunk import TAIL_BYTES, data_size
+
+__all__ = [
+    "LOOKED_AT",
+    "NO_NUMBER",
+    "PLAIN_BYTES",
+    "Leads",
+    "decode_members",
+    "lead_of",
+    "plain_number",
+]
 
 NO_NUMBER: Final = -(2**63)  # no stream numbers so
 PLAIN_BYTES: Final = 64 * 1024
 """The length up to which a look pays: what is longer is rare, and a copy of it not cheap."""
 
 _DATA: Final = b"\ndata: "
+_TAIL: Final = b"\n\n\r\n"
 _CR: Final = b"\r"[0]
-# What is known by its type to matter: the end, errors, items that are done, and no type at all.
-_LOOKED_AT: Final = frozenset(
+LOOKED_AT: Final = frozenset(
     {
         "",
         "error",
@@ -30,6 +41,12 @@ _LOOKED_AT: Final = frozenset(
         "response.output_item.done",
     }
 )
+"""What is known by its type to matter: the end, errors, finished items, and no type at all."""
+
+Leads = dict[int, tuple[bytes, int, int]]
+"""By an HTTP chunk's length: what stands before its event's JSON; how long JSON and event are."""
+
+_LONGEST_LEAD: Final = 128
 
 
 class _Members(msgspec.Struct, gc=False):
@@ -40,7 +57,7 @@ class _Members(msgspec.Struct, gc=False):
     error: None = None
 
 
-_decode = msgspec.json.Decoder(_Members).decode
+decode_members = msgspec.json.Decoder(_Members).decode
 
 
 def plain_number(block: bytes) -> int | None:
@@ -64,7 +81,35 @@ def plain_number(block: bytes) -> int | None:
     try:
         if not block.isascii():
             block.decode()  # msgspec does not look into the strings that it skips
-        members = _decode(block[begin + 7 : end])
+        members = decode_members(block[begin + 7 : end])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return None if members.type in _LOOKED_AT else members.sequence_number
+    return None if members.type in LOOKED_AT else members.sequence_number
+
+
+def lead_of(http_chunk: bytes) -> Leads | None:
+    """Learn how an event stands in an HTTP chunk of its own; None if this one holds none.
+
+    Streams hold long runs of events of one name, so what stands before their JSON is the same but
+    for the chunk's size. The table that is returned has an entry for this chunk's length.
+    """
+    size = data_size(http_chunk)
+    begin = len(http_chunk) - size - TAIL_BYTES
+    end = http_chunk.find(_DATA, begin) + len(_DATA)
+    lead = http_chunk[begin:end]
+    if (
+        not size
+        or not lead.startswith(b"event: ")
+        or len(lead) > _LONGEST_LEAD
+        or lead.count(b"\n") != 1
+        or _CR in lead
+    ):
+        return None
+    leads = _leads(lead)
+    leads[len(http_chunk)] = http_chunk[:end], len(http_chunk) - end - len(_TAIL), size
+    return leads
+
+
+@lru_cache(maxsize=16)  # more names than vLLM has for what it sends often
+def _leads(_: bytes) -> Leads:
+    return {}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from proxy.gateway.body_writer import BodyWriter
     from proxy.gateway.request_coding import BodyDecoder
     from proxy.gateway.upgrade import Upgrade
+    from proxy.upstream.body import ChunkSink
     from proxy.upstream.headers import Pairs
     from proxy.upstream.transport import UpstreamStream
 
@@ -190,14 +191,19 @@ class Downstream:
             head.append(_CLOSE)  # what is left of the body is not read
         await self.answer(error.status, head, body)
 
-    async def pipe(self, stream: UpstreamStream, sink: Callable[[bytes], None]) -> None:
-        """Hand upstream's body to ``sink`` as it comes, held back while the client is full."""
+    async def pipe(
+        self,
+        stream: UpstreamStream,
+        sink: Callable[[bytes], None],
+        chunk_sink: ChunkSink | None = None,
+    ) -> None:
+        """Hand upstream's body to the sinks as it comes, held back while the client is full."""
         self.writer.on_pause = stream.pause
         self.writer.on_resume = stream.resume
         if self.writer.paused:
             stream.pause()
         try:
-            await stream.pipe_to(sink)
+            await stream.pipe_to(sink, chunk_sink)
         finally:
             self.writer.on_pause = self.writer.on_resume = None
 

@@ -15,6 +15,7 @@ import structlog
 
 from proxy.core.content_coding import DECODABLE
 from proxy.core.corrector import Mode
+from proxy.core.http_chunk import data_size
 from proxy.core.outcome import Outcome
 from proxy.errors import FullError, RequestError, UpstreamError, own_fault
 from proxy.gateway.background_answers import away
@@ -242,9 +243,16 @@ class Relay:
             silence.heard_at = now()
             writer.write(chunk)
 
+        def take_http_chunk(http_chunk: bytes) -> int:
+            size = data_size(http_chunk)
+            if size:
+                silence.heard_at = heard_at = now()
+                writer.write_http_chunk(http_chunk, size, heard_at)
+            return size
+
         try:
             async with silence:
-                await down.pipe(response.stream, take)
+                await down.pipe(response.stream, take, take_http_chunk)
         except (httpx.TransportError, TimeoutError) as error:
             down.record.outcome = Outcome.LOST
             log.warning(

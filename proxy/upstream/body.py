@@ -16,6 +16,13 @@ _FULL_BYTES: Final = 256 * 1024
 _LOW_BYTES: Final = 64 * 1024
 
 
+ChunkSink = Callable[[bytes], int]
+"""Takes a read that may be one whole HTTP chunk (`proxy.core.http_chunk`), framing included.
+
+Returns how many bytes of data the chunk holds, 0 if it was not taken: the parser has it then.
+"""
+
+
 class UpstreamStream(httpx.AsyncByteStream):
     """The body of one upstream response, transfer-decoded and still content-encoded.
 
@@ -53,12 +60,15 @@ class UpstreamStream(httpx.AsyncByteStream):
             await self._wait()
         await self._finish()
 
-    async def pipe_to(self, sink: Callable[[bytes], None]) -> None:
+    async def pipe_to(
+        self, sink: Callable[[bytes], None], chunk_sink: ChunkSink | None = None
+    ) -> None:
         """Push the rest of the body into `sink` until its end; return then.
 
         `sink` is called from the socket's read callback, once per read, without a task switch. If
         it raises, the connection is closed and that exception is raised here. Cancelling closes
-        the connection. `pause` and `resume` hold upstream back meanwhile.
+        the connection. `pause` and `resume` hold upstream back meanwhile. Where the next chunk of a
+        chunked body begins, `chunk_sink` is asked first and may take the read as it is.
         """
         self._check_unread()
         try:
@@ -71,6 +81,7 @@ class UpstreamStream(httpx.AsyncByteStream):
                 self._full = False
                 self._apply_pause()
                 self._connection.sink = sink
+                self._connection.chunk_sink = chunk_sink
                 await self._wait()
         except BaseException:
             self._abandon()

@@ -14,7 +14,7 @@ from proxy.upstream.response_parser import ResponseParser
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from proxy.upstream.body import UpstreamStream
+    from proxy.upstream.body import ChunkSink, UpstreamStream
     from proxy.upstream.request_encoder import OutgoingRequest
 
 # Up to here head and body go out in one write: one system call, one packet for small requests.
@@ -44,6 +44,7 @@ class Connection(asyncio.Protocol):
         self._parser: ResponseParser | None = None
         self._stream: UpstreamStream | None = None
         self.sink: Callable[[bytes], None] = _nowhere
+        self.chunk_sink: ChunkSink | None = None
         self._answer: asyncio.Future[ResponseParser] | None = None
         self._paused = False  # reading
         self._writable: asyncio.Future[None] | None = None
@@ -138,11 +139,21 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=1 if over_tls else 0, low=0)
 
     def data_received(self, data: bytes) -> None:
-        """Hand the body bytes of one read to the sink: the hot path."""
+        """Hand the body bytes of one read to the sink, or a whole chunk as it is: the hot path."""
         parser = self._parser
         if parser is None:
             self.close()  # idle, and nothing was asked: whatever this is, it is no answer
             return
+        chunk_sink = self.chunk_sink
+        if chunk_sink is not None and not parser.in_chunk[0]:
+            try:
+                size = chunk_sink(data)
+            except Exception as exc:  # noqa: BLE001 - as below
+                self.fail(exc)
+                return
+            if size:
+                parser.body_bytes += size
+                return
         body = parser.feed(data)
         if body:
             try:
@@ -224,6 +235,7 @@ class Connection(asyncio.Protocol):
         self._stream = None
         self._answer = None
         self.sink = _nowhere
+        self.chunk_sink = None
 
     def _write(self, data: bytes) -> None:
         transport = self._transport

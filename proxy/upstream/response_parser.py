@@ -13,7 +13,8 @@ class ResponseParser:
 
     `feed` returns body bytes. When `news` is true after it, the head or the end has come, or
     `error` says why the rest cannot be read. `keep_alive` counts once `complete` is true, and
-    `body_bytes` how much of the body has come.
+    `body_bytes` how much of the body has come. While `in_chunk[0]` is false, the next byte begins
+    a chunk: one that is whole need not be fed, if its data are added to `body_bytes`.
     """
 
     __slots__ = (
@@ -33,9 +34,12 @@ class ResponseParser:
         "head_complete",
         "headers",
         "http_version",
+        "in_chunk",
         "keep_alive",
         "news",
         "on_body",
+        "on_chunk_complete",
+        "on_chunk_header",
         "reason",
         "status",
     )
@@ -61,6 +65,9 @@ class ResponseParser:
         self._pieces: list[bytes] = []
         # llhttp calls the list's own method: no Python frame per HTTP chunk.
         self.on_body = self._on_surplus if head_only else self._pieces.append
+        # Turned by each chunk's beginning and its end, if there are chunks.
+        self.in_chunk = [True, True]
+        self.on_chunk_header = self.on_chunk_complete = self.in_chunk.reverse
         self._parser = httptools.HttpResponseParser(self)
 
     @property
@@ -168,6 +175,8 @@ class ResponseParser:
         if not bodiless and codings not in ([], [b"chunked"]):
             raise httpx.RemoteProtocolError("upstream's answer has a transfer coding but chunked")
         self._chunked = bool(codings)
+        if self._chunked:
+            self.in_chunk[0] = False
         self._until_close = not (bodiless or codings or self._length is not None)
         asked_to_keep = b"keep-alive" in options if http_1_0 else True
         self.keep_alive = asked_to_keep and b"close" not in options and not self._until_close

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import httpx
 import pytest
 
+from proxy.core.http_chunk import data_size
 from proxy.upstream.transport import UpstreamStream, UpstreamTransport
 from tests.contract.raw_server import TLS_NAME, RawPeer, RawServer, reset, tls_contexts
 from tests.loops import on_loops
@@ -1752,6 +1753,96 @@ async def test_failing_sink_closes_the_connection(
             await patient(task)
     assert caught.value is failure
     assert len(calls) == at + 1
+    await peer.left()
+
+
+class ChunkSink:
+    """Takes whole chunks of letters as they are, and the rest as body; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+        self.chunks: list[bytes] = []
+        self.body: list[bytes] = []
+        self.failure: Exception | None = None
+
+    def __call__(self, read: bytes) -> int:
+        """Take a read, or not."""
+        self.asked.append(read)
+        size = data_size(read)
+        if not size or not read[-2 - size : -2].isalpha():
+            return 0
+        if self.failure is not None:
+            raise self.failure
+        self.chunks.append(read)
+        return size
+
+
+WHOLE, LETTERS = b"5\r\nhello\r\n", b"3\r\nabc\r\n"
+
+
+@pytest.mark.parametrize(
+    ("reads", "chunks", "body"),
+    [
+        ([WHOLE, LETTERS], [WHOLE, LETTERS], b""),
+        ([WHOLE[:4], WHOLE[4:], LETTERS], [LETTERS], b"hello"),
+        ([WHOLE[:2], WHOLE[2:], LETTERS], [LETTERS], b"hello"),
+        ([WHOLE[:-1], WHOLE[-1:], LETTERS], [LETTERS], b"hello"),
+        ([WHOLE + LETTERS, LETTERS], [LETTERS], b"helloabc"),
+        ([b"5;x=y\r\nhello\r\n", LETTERS], [LETTERS], b"hello"),
+        ([b"3\r\n1 2\r\n", LETTERS], [LETTERS], b"1 2"),
+        # What looks like a chunk within a chunk is a part of its data.
+        ([b"10\r\n" + LETTERS, LETTERS, b"\r\n", WHOLE], [WHOLE], LETTERS + LETTERS),
+    ],
+)
+async def test_whole_chunks_are_offered_as_they_are(
+    transport: UpstreamTransport,
+    server: RawServer,
+    reads: list[bytes],
+    chunks: list[bytes],
+    body: bytes,
+) -> None:
+    """Where a chunk begins, and only there; what is not taken the parser reads on with."""
+    response, peer, _ = await ask(transport, server, CHUNKED)
+    stream, sink = stream_of(response), ChunkSink()
+    async with running(stream.pipe_to(sink.body.append, sink)) as task:
+        await turns(3)
+        assert stream._connection is not None
+        for read in reads:
+            stream._connection.data_received(read)  # sockets would join some of them
+        assert (sink.chunks, b"".join(sink.body)) == (chunks, body)
+        peer.send(b"0\r\n\r\n")
+        await patient(task)
+    assert stream.received == len(body) + sum(map(data_size, chunks))
+    await ask_again(transport, peer, OK)
+
+
+@pytest.mark.parametrize(
+    "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"]
+)
+async def test_no_chunks_are_seen_where_there_are_none(
+    transport: UpstreamTransport, server: RawServer, head: bytes
+) -> None:
+    """A body with a length, or one that ends with the connection, may look like chunks."""
+    response, peer, _ = await ask(transport, server, head)
+    sink = ChunkSink()
+    async with running(stream_of(response).pipe_to(sink.body.append, sink)) as task:
+        peer.send(WHOLE + LETTERS)
+        peer.close()
+        await patient(task)
+    assert (sink.asked, b"".join(sink.body)) == ([], WHOLE + LETTERS)
+
+
+async def test_chunk_sink_that_fails(transport: UpstreamTransport, server: RawServer) -> None:
+    """Its exception is raised by pipe_to, as a sink's is, and the connection is closed."""
+    response, peer, _ = await ask(transport, server, CHUNKED)
+    sink = ChunkSink()
+    sink.failure = LookupError("no more")
+    async with running(stream_of(response).pipe_to(sink.body.append, sink)) as task:
+        await turns(3)
+        peer.send(WHOLE)
+        with pytest.raises(LookupError) as caught:
+            await patient(task)
+    assert caught.value is sink.failure
     await peer.left()
 
 

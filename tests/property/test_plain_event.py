@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.corrector import Corrector, Mode
 from proxy.core.event_stream import EventStreamDecoder, parse_event
 from proxy.core.plain_event import NO_NUMBER, plain_number
 from proxy.core.responses import judge, read_payload
@@ -78,6 +79,127 @@ def test_a_plain_event_is_nothing_else(block: bytes) -> None:
     assert not payload.has_response
     assert payload.error is None or bytes(payload.error) == b"null"
     assert payload.sequence_number == (None if number == NO_NUMBER else number)
+
+
+CREATED = (
+    b'event: response.created\ndata: {"response":{"id":"resp_1","status":"in_progress"},'
+    b'"sequence_number":0,"type":"response.created"}\n\n'
+)
+
+
+def in_chunk(block: bytes) -> bytes:
+    """Frame a block as servers do."""
+    return b"%x\r\n%b\r\n" % (len(block), block)
+
+
+def seen(corrector: Corrector) -> tuple[object, ...]:
+    """Tell what a corrector knows."""
+    return (
+        corrector.events,
+        corrector.last_sequence_number,
+        corrector.terminal,
+        corrector.has_ids,
+        corrector.done,
+        corrector.dropped_events,
+        corrector.response,
+    )
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.one_of(blocks(), st.sampled_from([DELTA % b"a", DELTA % b"\xc3\xa9"])), max_size=6),
+    st.sampled_from([Mode.ON, Mode.OBSERVE]),
+)
+def test_the_way_of_a_chunk_does_not_matter(stream: list[bytes], mode: Mode) -> None:
+    """Taken with its HTTP framing or fed as body: the same is sent, the same is known."""
+    framed, fed = Corrector(mode), Corrector(mode)
+    for block in (CREATED, DELTA % b"b", *stream, DELTA % b"c"):
+        sent = fed.feed(block)
+        if size := framed.take_http_chunk(in_chunk(block)):
+            assert (size, block) == (len(block), sent)
+        else:
+            assert framed.feed(block) == sent
+        assert seen(framed) == seen(fed)
+
+
+@pytest.mark.parametrize(
+    ("block", "taken"),
+    [
+        (DELTA % b"a", True),
+        (DELTA % b"\xff", False),
+        (DELTA.replace(b"{", b"{\n") % b"a", False),
+        (DELTA.replace(b"{", b"{\r") % b"a", False),
+        (DELTA.replace(b'"x"', b'""') % b"ab", False),
+        (DELTA.replace(b'"type":"x"', b'"type":[]') % b"ab", False),
+        (DELTA.replace(b"output_text", b"output_next") % b"a", False),
+        (DELTA.replace(b'"sequence_number":7,', b'"sequence_numbe_":7,') % b"a", False),
+        ((DELTA % b"aa")[:-1], False),
+        (DELTA.replace(b"delta\ndata", b"delta\rdata") % b"a", False),
+    ],
+)
+def test_which_chunks_are_taken_as_they_are(block: bytes, taken: bool) -> None:  # noqa: FBT001
+    """One whole plain event with a number, of a name and a length that was seen before."""
+    corrector = Corrector()
+    corrector.feed(CREATED)
+    for delta in (b"a", b"ab", b"abc"):
+        corrector.take_http_chunk(in_chunk(DELTA % delta))
+    events = corrector.events
+    assert bool(corrector.take_http_chunk(in_chunk(block))) is taken
+    assert corrector.events == events + taken
+
+
+@pytest.mark.parametrize(
+    ("lead", "taken"),
+    [
+        (b"event: response.output_text.delta\ndata: ", True),
+        (b"event: response.reasoning_text.delta\ndata: ", True),
+        (b"event: \ndata: ", True),
+        (b"event: a\rid: 5\ndata: ", False),
+        (b"event: a\nid: 5\ndata: ", False),
+        (b"id: 5\ndata: ", False),
+        (b"data: ", False),
+        (b"event: " + b"a" * 128 + b"\ndata: ", False),
+    ],
+)
+def test_which_events_are_learned(lead: bytes, taken: bool) -> None:  # noqa: FBT001
+    """The second of a name and a length is known, also after others; more fields are not."""
+    corrector = Corrector()
+    corrector.feed(CREATED)
+    other, raw = (
+        DELTA.replace(b"response.", b"") % b"a",
+        lead + b"{%b\n\n" % DELTA.split(b"{")[1][:-2],
+    )
+    assert corrector.take_http_chunk(in_chunk(other)) == 0
+    assert corrector.take_http_chunk(in_chunk(other)) == len(other)
+    assert corrector.take_http_chunk(in_chunk(raw)) == 0
+    assert bool(corrector.take_http_chunk(in_chunk(raw))) is taken
+
+
+def test_chunks_are_not_taken_within_an_event_or_behind_the_end() -> None:
+    """Where half an event waits, and after the terminal event, all goes the long way."""
+    corrector = Corrector()
+    delta = DELTA % b"a"
+    assert corrector.take_http_chunk(in_chunk(delta)) == 0  # the start, where a BOM may stand
+    corrector.feed(CREATED + delta)
+    corrector.take_http_chunk(in_chunk(delta))
+    assert corrector.take_http_chunk(in_chunk(delta)) == len(delta)
+    corrector.feed(b"id: 1\n")
+    assert corrector.take_http_chunk(in_chunk(delta)) == 0
+    corrector.feed(delta)
+    assert corrector.take_http_chunk(in_chunk(delta)) == len(delta)
+    corrector.fail("lost")
+    assert corrector.take_http_chunk(in_chunk(delta)) == 0
+
+
+def test_chunks_of_events_longer_than_allowed_are_not_taken() -> None:
+    """A limit below the length of a delta holds for deltas too."""
+    corrector = Corrector(max_event_bytes=80)
+    delta = DELTA % b"a"
+    corrector.feed(CREATED)
+    for _ in range(3):
+        assert corrector.take_http_chunk(in_chunk(delta)) == 0
+    corrector.feed(delta)
+    assert corrector.overlong_events == 2
 
 
 @pytest.mark.parametrize(

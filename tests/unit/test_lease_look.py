@@ -33,7 +33,13 @@ class Stand:
             cast("Run", self),
             cast("UpstreamStream", self),
             self.taken.append,
+            self.take_http_chunk,
         )
+
+    def take_http_chunk(self, http_chunk: bytes) -> int:
+        """Take a chunk of one byte, as itself."""
+        self.taken.append(http_chunk)
+        return 1
 
     async def renew_leases(self) -> None:
         """Answer when the test says."""
@@ -59,8 +65,10 @@ async def stand() -> Stand:
     assert stand.taken == [b"before"]
     stand.taken.clear()
     stand.lease_overdue = True
+    assert not stand.look.take_http_chunk(b"1")  # it has to wait as a part of the body
     stand.look.take(b"1")
     await asyncio.sleep(0)
+    assert not stand.look.take_http_chunk(b"2")
     stand.look.take(b"2")
     assert (stand.taken, stand.looks, stand.paused) == ([], 1, True)
     return stand
@@ -71,7 +79,8 @@ async def test_a_lease_that_is_still_ours(stand: Stand) -> None:
     stand.answer.set_result(None)
     await stand.look.settled()
     stand.look.take(b"3")
-    assert (b"".join(stand.taken), stand.looks, stand.paused) == (b"123", 1, False)
+    assert stand.look.take_http_chunk(b"4") == 1
+    assert (b"".join(stand.taken), stand.looks, stand.paused) == (b"1234", 1, False)
 
 
 async def test_a_store_that_is_away(stand: Stand) -> None:

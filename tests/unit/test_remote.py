@@ -47,6 +47,10 @@ class Client:
         """Take it."""
         self.data += data
 
+    def write_http_chunk(self, http_chunk: bytes, size: int, now: float) -> None:
+        """Take nothing: another replica's events come without HTTP."""
+        raise NotImplementedError
+
     async def drain(self) -> None:
         """Wait for nothing."""
 

@@ -61,6 +61,11 @@ class Client:
         if self.slow:
             self.open.clear()
 
+    def write_http_chunk(self, http_chunk: bytes, size: int, now: float) -> None:
+        """Take its data."""
+        assert now == 1.0
+        self.write(http_chunk[-2 - size : -2])
+
     async def drain(self) -> None:
         """Wait until it takes more."""
         await self.open.wait()
@@ -97,18 +102,35 @@ class Bench:
         assert isinstance(self.store, SlowStore)
         return self.store
 
-    def take(self, count: int, *, cut: bool) -> None:
-        """Let the next events come, in one chunk or in two."""
-        chunk = b"".join(self.to_come[:count])
+    def take(self, count: int, reads: str) -> None:
+        """Let the next events come: in one read, in two, or each in an HTTP chunk of its own."""
+        events = self.to_come[:count]
         del self.to_come[:count]
-        for piece in (chunk[:17], chunk[17:]) if cut else (chunk,):
-            self.run.take(piece)
+        match reads:
+            case "one":
+                self.run.take(b"".join(events))
+            case "cut":
+                self.run.take(b"".join(events)[:17])
+                self.run.take(b"".join(events)[17:])
+            case _:
+                self.take_chunks(events)
 
-    async def do(self, step: tuple[Any, ...], *, cut: bool) -> None:
+    def take_chunks(self, events: list[bytes]) -> int:
+        """Let events come in HTTP chunks; tell how many of them were taken as such."""
+        taken = 0
+        for raw in events:
+            if size := self.run.take_http_chunk(b"%x\r\n%b\r\n" % (len(raw), raw), 1.0):
+                assert size == len(raw)
+                taken += 1
+            else:
+                self.run.take(raw)
+        return taken
+
+    async def do(self, step: tuple[Any, ...], reads: str) -> None:
         """Do one step of a scenario."""
         match step:
             case ("take", count):
-                self.take(count, cut=cut)
+                self.take(count, reads)
             case ("join", after, slow):
                 self.join(after, slow=slow)
             case ("turn", count):
@@ -152,11 +174,15 @@ steps = st.lists(
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(steps=steps, tail=st.sampled_from([0, 300, 1000, 1 << 20]), cut=st.booleans())
+@given(
+    steps=steps,
+    tail=st.sampled_from([0, 300, 1000, 1 << 20]),
+    reads=st.sampled_from(["one", "cut", "chunks"]),
+)
 def test_every_follower_gets_all_of_it_once(
     steps: list[tuple[Any, ...]],
     tail: int,
-    cut: bool,  # noqa: FBT001
+    reads: str,
 ) -> None:
     """However joins, writes, the disk and slow clients fall together: no gap, no repeat."""
     events = vllm_events("incomplete", deltas=25, background=True)
@@ -165,8 +191,8 @@ def test_every_follower_gets_all_of_it_once(
         bench = Bench()
         bench.to_come = list(events)
         for step in steps:
-            await bench.do(step, cut=cut)
-        bench.take(len(events), cut=cut)
+            await bench.do(step, reads)
+        bench.take(len(events), reads)
         bench.run.finish()
         bench.slow_store.gate.set()
         await bench.close()
@@ -274,7 +300,8 @@ async def test_numbers_that_do_not_follow(chunks: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("numbers", [[1, 3], [1, 1], [1, 0], [None, 0, 5]])
-async def test_deltas_that_do_not_follow(numbers: list[int | None]) -> None:
+@pytest.mark.parametrize("chunks", [False, True])
+async def test_deltas_that_do_not_follow(numbers: list[int | None], *, chunks: bool) -> None:
     """One by one, as deltas mostly come: the copy is dropped, the live stream is all of them."""
     bench = Bench()
     client = bench.join()
@@ -283,12 +310,53 @@ async def test_deltas_that_do_not_follow(numbers: list[int | None]) -> None:
         created = created.replace(b'"sequence_number":0,', b"")
     sent = [created]
     sent += [event("response.output_text.delta", n, delta="x") for n in numbers if n is not None]
-    for chunk in sent:
-        bench.run.take(chunk)
+    for raw in sent:
+        bench.take_chunks([raw]) if chunks else bench.run.take(raw)
         await turns()
     await bench.close()
     assert client.data == b"".join(sent)
     assert ["numbers go from" in why for why in bench.dropped] == [True]
+
+
+async def test_deltas_in_chunks_of_their_own() -> None:
+    """All but the first of a kind go the short way, to a live client and into the copy alike."""
+    bench = Bench()
+    client = bench.join()
+    created = event("response.created", 0, response=response_object("in_progress"))
+    deltas = [event("response.output_text.delta", n, delta="x") for n in range(1, 9)]
+    assert bench.take_chunks([created]) == 0
+    await turns()
+    assert bench.take_chunks(deltas) == len(deltas) - 1
+    await bench.close()
+    assert client.data == b"".join([created, *deltas])
+    assert await bench.stored() == [created, *deltas]
+
+
+async def test_chunks_of_a_stream_that_tells_no_name() -> None:
+    """They are counted with what is held of it, and not taken the short way."""
+    bench = Bench()
+    deltas = [event("response.output_text.delta", n, delta="x") for n in range(5)]
+    assert bench.take_chunks(deltas) == 0
+    assert bench.run.nameless_bytes == len(b"".join(deltas))
+
+
+async def test_chunks_behind_a_copy_that_is_lost() -> None:
+    """They still go to the live client, and nothing gathers for a store that takes nothing."""
+    bench = Bench(store=SlowStore(Limits(max_copy_bytes=1_000)))
+    client = bench.join()
+    created = event("response.created", 0, response=response_object("in_progress"))
+    deltas = [event("response.output_text.delta", n, delta="x" * 500) for n in range(1, 9)]
+    bench.run.take(created)
+    async with asyncio.timeout(PATIENCE_S):
+        for raw in deltas[:4]:
+            bench.take_chunks([raw])
+        while not bench.run.copy_lost:  # noqa: ASYNC110 - the recorder gathers for a moment
+            await asyncio.sleep(0.005)
+    bench.take_chunks(deltas[4:])
+    assert bench.run._recorder is not None
+    assert not bench.run._recorder._pending
+    await bench.close()
+    assert client.data == b"".join([created, *deltas])
 
 
 async def test_first_number_need_not_be_0() -> None:
@@ -367,18 +435,19 @@ async def test_run_that_goes_on_elsewhere() -> None:
     assert await bench.stored() == events
 
 
-async def test_run_that_another_replica_has_taken_over() -> None:
+@pytest.mark.parametrize("reads", ["one", "chunks"])
+async def test_run_that_another_replica_has_taken_over(reads: str) -> None:
     """What still comes is nobody's: its followers go on in the other's copy, without a gap."""
     bench = Bench()
     bench.to_come = vllm_events("completed", background=True)
     begun = bench.to_come[:4]
     client = bench.join()
-    bench.take(4, cut=False)
+    bench.take(4, reads)
     await turns(5)
 
     bench.run.move()
-    bench.take(1, cut=False)  # a delta, and then all the rest
-    bench.take(9, cut=False)
+    bench.take(1, reads)  # a delta, and then all the rest
+    bench.take(9, reads)
     await bench.run.close(State.ELSEWHERE)
 
     place = await bench.followers[0][2]
