@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from proxy.core.event_stream import EventStreamDecoder, fields
+from proxy.core.event import fields
+from proxy.core.event_stream import EventStreamDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from proxy.background.feed import Feed, State
 from proxy.background.meta import read_meta
 from proxy.background.recovery import is_interruption
-from proxy.core.event_stream import parse_event
+from proxy.core.event import parse_event
 from proxy.core.outcome import Outcome, outcome_of
 from proxy.core.responses import judge, may_be_terminal, read_payload
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from proxy.background.feed import Feed, State
 from proxy.background.recorder import Recorder
 from proxy.core.background import mark_background, sequence_number
-from proxy.core.corrector import Corrector, Seen
-from proxy.core.event_stream import parse_event
+from proxy.core.corrector import Corrector
+from proxy.core.event import parse_event
 from proxy.core.http_chunk import TAIL_BYTES
 from proxy.core.json_edit import set_member
 from proxy.core.outcome import Outcome, outcome_of
 from proxy.core.output_items import OutputItems
+from proxy.core.progress import Seen
 from proxy.core.responses import read_payload
 from proxy.store import Block, CopyLostError
 from proxy.store.shared import LeaseLostError

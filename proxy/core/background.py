@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from proxy.core.event_stream import parse_event
+from proxy.core.event import parse_event
 from proxy.core.json_edit import (
     NotAnObjectError,
     decode_object,

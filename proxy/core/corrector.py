@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from proxy.core.event_stream import EventStreamDecoder, Fragment, encode_event, parse_event
+from proxy.core.event import encode_event
+from proxy.core.event_stream import EventStreamDecoder, Fragment
+from proxy.core.failure import blame, failed_event
 from proxy.core.http_chunk import LARGEST_BYTES
-from proxy.core.json_edit import decode_string, set_member
+from proxy.core.look import look
 from proxy.core.plain_event import (
     LOOKED_AT,
     NO_NUMBER,
@@ -18,21 +20,17 @@ from proxy.core.plain_event import (
     lead_of,
     plain_number,
 )
-from proxy.core.responses import (
-    FAILED,
-    Terminal,
-    is_done_marker,
-    judge,
-    may_be_terminal,
-    read_payload,
-)
+from proxy.core.progress import Progress, Seen
+from proxy.core.responses import judge
 
 if TYPE_CHECKING:
-    from proxy.core.held_bytes import Share
-    from proxy.core.plain_event import Leads
-    from proxy.core.responses import Payload
+    from collections.abc import Sequence
 
-__all__ = ["Corrector", "Mode", "Seen"]
+    from proxy.core.held_bytes import Share
+    from proxy.core.look import Look
+    from proxy.core.plain_event import Leads
+
+__all__ = ["Corrector", "Mode"]
 
 _LF, _CR = b"\n\r"
 
@@ -45,19 +43,7 @@ class Mode(StrEnum):
     OFF = "off"
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False):
-    """One block as it is to be sent, its own sequence number, and whether it is a plain event.
-
-    A plain event is neither terminal nor an error and holds no response object and no finished
-    item; see ``plain_number``.
-    """
-
-    raw: bytes
-    number: int | None = None
-    plain: bool = False
-
-
-class Corrector:
+class Corrector(Progress):
     """Correct one event stream: feed it chunks, send what it returns, finish it.
 
     ``feed`` returns whole events only, joined as they came together.  After the terminal
@@ -69,19 +55,10 @@ class Corrector:
 
     __slots__ = (
         "_decoder",
-        "_error",
         "_leads",
         "_max_plain_bytes",
         "_observe",
         "_quick",
-        "_snapshot",
-        "contradiction",
-        "done",
-        "dropped_events",
-        "events",
-        "has_ids",
-        "last_sequence_number",
-        "terminal",
     )
 
     def __init__(
@@ -91,30 +68,12 @@ class Corrector:
         max_event_bytes: int = 64 * 1024 * 1024,
         share: Share | None = None,
     ) -> None:
+        super().__init__()
         self._observe = mode is not Mode.ON
         self._decoder = EventStreamDecoder(max_event_bytes, share=share)
         self._max_plain_bytes = min(max_event_bytes, PLAIN_BYTES)
         self._leads: Leads = {}
         self._quick = False  # whether the next chunk may be one plain event
-        self._snapshot: Payload | None = None
-        self._error: Payload | None = None
-        self.terminal: Terminal | None = None
-        self.contradiction = False
-        self.done = False
-        self.events = 0
-        self.last_sequence_number: int | None = None  # of the last event that has one
-        self.dropped_events = 0
-        self.has_ids = False
-
-    @property
-    def ended(self) -> bool:
-        """Whether the terminal event has come."""
-        return self.terminal is not None
-
-    @property
-    def corrected(self) -> bool:
-        """Whether the terminal event came under a wrong name."""
-        return self.terminal is not None and self.terminal.corrected
 
     @property
     def overlong_events(self) -> int:
@@ -125,26 +84,6 @@ class Corrector:
     def between_events(self) -> bool:
         """Whether what was sent so far ends with a whole event."""
         return not self._decoder.in_fragments
-
-    @property
-    def response_id(self) -> str | None:
-        """The id of the response, once an event has told it."""
-        return self._snapshot.response_id if self._snapshot else None
-
-    @property
-    def model(self) -> str | None:
-        """The model's name, once an event has told it."""
-        return self._snapshot.model if self._snapshot else None
-
-    @property
-    def status(self) -> str | None:
-        """The status that the last response object says."""
-        return self._snapshot.status if self._snapshot else None
-
-    @property
-    def response(self) -> bytes | None:
-        """The text of the response object last seen, or None before ``response.created``."""
-        return self._snapshot.response() if self._snapshot is not None else None
 
     def take_plain(self, chunk: bytes) -> int | None:
         """Take a chunk that is one plain event, as most are: it is to be sent as it is.
@@ -202,9 +141,30 @@ class Corrector:
 
     def feed_blocks(self, chunk: bytes) -> list[Seen]:
         """Do what ``feed`` does and return block by block what is to be sent."""
-        decoder = self._decoder
-        seen = [one for block in decoder.feed(chunk) if (one := self._take(block)) is not None]
-        self._quick = decoder.plain and self.terminal is None
+        return self.take_blocks(self.cut(chunk))
+
+    def cut(self, chunk: bytes) -> list[bytes | bytearray]:
+        """Cut whole blocks, the first half of ``feed``; ``take_blocks`` must have them next.
+
+        A large one may come in the buffer that has gathered it.
+        """
+        self._quick = False
+        return self._decoder.cut(chunk)
+
+    def take_blocks(
+        self, blocks: list[bytes | bytearray], looks: list[Look] | None = None
+    ) -> list[Seen]:
+        """Take the blocks that ``cut`` has cut and return what is to be sent.
+
+        ``looks`` are what ``look`` found in them, if the caller has looked already.
+        """
+        found: Sequence[Look | None] = looks or [None] * len(blocks)
+        seen = [
+            one
+            for block, looked in zip(blocks, found, strict=True)
+            if (one := self._take(block, looked)) is not None
+        ]
+        self._quick = self._decoder.plain and self.terminal is None
         return seen
 
     def finish(self) -> bytes:
@@ -235,7 +195,7 @@ class Corrector:
         after an upstream ``error`` event its code and message say what happened.  Empty if the
         stream has ended already or no response was created, since then nothing can fail.
         """
-        return self._end("failed", *self._blame("server_error", message))
+        return self._end("failed", *blame(self._error, "server_error", message))
 
     def cancel(self) -> bytes:
         """End a stream that was cancelled: ``response.failed`` with the status ``cancelled``.
@@ -266,89 +226,33 @@ class Corrector:
         response = self.response
         if self.terminal is not None or response is None:
             return b""
-        error = msgspec.json.encode({"code": code, "message": message})
-        response = set_member(response, "status", b'"%b"' % status.encode())
-        response = set_member(response, "error", error)
-        number = self.last_sequence_number
-        payload = b'{"response":%b,"sequence_number":%d,"type":"%b"}' % (
-            response,
-            0 if number is None else number + 1,
-            FAILED.encode(),
+        block = failed_event(
+            response, status=status, code=code, message=message, after=self.last_sequence_number
         )
         # An over-long event that was handed out in part must not swallow this one.
         lead = b"\n\n" if self._decoder.in_fragments else b""
         self._decoder.take_rest()
-        block = encode_event(FAILED.encode(), payload)
+        self._quick = False
         self._take(block)
         return lead + block
 
-    def _blame(self, code: str, message: str) -> tuple[str, str]:
-        """Prefer what an upstream ``error`` event said to what the proxy saw."""
-        if self._error is None:
-            return code, message
-        told = self._error
-        if told.error is None:
-            return told.code or code, told.message or message
-        inner = read_payload(bytes(told.error))
-        if inner is None:  # "error": "some words", as vLLM's 401 has it
-            return code, decode_string(told.error) or message
-        return inner.code or code, inner.message or message
-
-    def _take(self, block: bytes) -> Seen | None:
-        """Look at one block and return it as it is to be sent; None if it is not."""
+    def _take(self, block: bytes | bytearray, looked: Look | None = None) -> Seen | None:
+        """Take one block and return it as it is to be sent; None if it is not."""
+        if not isinstance(block, bytes):
+            block = bytes(block) if looked is None else looked.raw
         if isinstance(block, Fragment):
             return Seen(block)
         if self.terminal is not None:
             return self._take_after_end(block)
-        number = plain_number(block) if len(block) <= self._max_plain_bytes else None
-        if number is not None:
-            self.events += 1
-            if number == NO_NUMBER:
-                return Seen(block, plain=True)
-            self.last_sequence_number = number
-            return Seen(block, number, plain=True)
-        terminal = judge(block) if may_be_terminal(block) else None
-        return self._end_with(terminal) if terminal is not None else self._look_at(block)
-
-    def _end_with(self, terminal: Terminal) -> Seen:
-        self.events += 1
-        self._quick = False
-        self.terminal = terminal
-        self.contradiction = terminal.contradiction
-        payload = terminal.payload
-        if payload is not None and payload.has_response:
-            self._snapshot = payload
-        return Seen(terminal.raw, self._note_number(payload))
-
-    def _look_at(self, block: bytes) -> Seen:
-        """Remember what a block that is not terminal says of the response, and pass it."""
-        event = parse_event(block)
-        if event.has_id:
-            self.has_ids = True
-        if not event.data:
-            return Seen(block)
-        self.events += 1
-        payload = read_payload(event.payload())
-        if payload is None:
-            return Seen(block)
-        if payload.has_response:
-            self._snapshot = payload
-        elif (payload.type or (event.name_value or b"").decode("utf-8", "replace")) == "error":
-            self._error = payload
-        return Seen(block, self._note_number(payload))
-
-    def _note_number(self, payload: Payload | None) -> int | None:
-        number = payload.sequence_number if payload is not None else None
-        if number is not None:
-            self.last_sequence_number = number
-        return number
-
-    def _take_after_end(self, block: bytes) -> Seen | None:
-        event = parse_event(block)
-        if not event.data:
-            return Seen(block)
-        if is_done_marker(event):
-            self.done = True
-            return Seen(block)
-        self.dropped_events += 1
-        return None
+        if looked is None:
+            number = plain_number(block) if len(block) <= self._max_plain_bytes else None
+            if number is not None:
+                self.events += 1
+                if number == NO_NUMBER:
+                    return Seen(block, plain=True)
+                self.last_sequence_number = number
+                return Seen(block, number, plain=True)
+            looked = look(block)
+        if looked.terminal is not None:
+            return self._end_with(looked.terminal)
+        return self._note(looked)

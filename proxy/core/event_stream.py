@@ -5,29 +5,30 @@ a blank line ends an event.  Everything here keeps the bytes as they came: an ev
 raw block, blank line included, and what a field means is found by spans into that block.
 
 Decoding is two steps, as the standard has it: ``EventStreamDecoder`` cuts chunks into
-blocks, ``parse_event`` finds the fields of one block.
+blocks, ``parse_event`` (``event.py``) finds the fields of one block.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+from proxy.core.event import LINE_END
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from proxy.core.held_bytes import Share
 
-__all__ = ["Event", "EventStreamDecoder", "Fragment", "encode_event", "fields", "parse_event"]
+__all__ = ["EventStreamDecoder", "Fragment"]
 
 BOM = b"\xef\xbb\xbf"
 
 # A line's end and a blank line's end behind it.  A CR before an LF must not match alone,
 # or every CRLF would be two line ends.
 _BLANK_LINE = re.compile(rb"(?:\r\n|\r(?!\n)|\n)(?:\r\n?|\n)")
-_LINE_END = re.compile(rb"\r\n?|\n")
 _LINES_ONE_BY_ONE = 8
-_LF, _CR, _COLON, _SPACE = b"\n\r: "
+_LF, _CR = b"\n\r"
+LARGE_BYTES: Final = 256 * 1024
+"""A block of this length takes about a millisecond: more than others should wait for."""
 # A half event is put to account when it is longer than this, and then in steps of as much.
 _ACCOUNT_STEP_BYTES = 64 * 1024
 
@@ -95,12 +96,20 @@ class EventStreamDecoder:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the blocks that ``chunk`` completes, in order, each with its blank line."""
+        blocks = self.cut(chunk)
+        return [block if isinstance(block, bytes) else bytes(block) for block in blocks]
+
+    def cut(self, chunk: bytes) -> list[bytes | bytearray]:
+        """Do what ``feed`` does, and hand a large block over in the buffer that has gathered it.
+
+        That is a copy less, which for 16 MB takes longer than others should wait for.
+        """
         blocks = self._feed(chunk)
         self.plain = not (self._buffer or self._in_fragments or self._start or self._after_cr)
         return blocks
 
-    def _feed(self, chunk: bytes) -> list[bytes]:
-        blocks: list[bytes] = []
+    def _feed(self, chunk: bytes) -> list[bytes | bytearray]:
+        blocks: list[bytes | bytearray] = []
         buffer = self._buffer
         buffer += chunk
         if self._start and not self._drop_bom():
@@ -114,20 +123,13 @@ class EventStreamDecoder:
             self._has_cr = b"\r" in chunk
         begin = 0
         while (end := self._find_end(begin)) >= 0:
-            block = bytes(memoryview(buffer)[begin:end])
-            if self._in_fragments:
-                self._in_fragments = False
-                block = Fragment(block)
-            elif len(block) > self._max_event_bytes:  # however few reads it came in
-                self.overlong_events += 1
-                block = Fragment(block)
-            blocks.append(block)
+            blocks.append(self._block(begin, end))
             begin = end
         if begin:
             self._drop_read(begin, blocks[-1])
         # A blank line may begin in the last three bytes: LF, or CR LF CR.
-        self._scanned = max(0, len(buffer) - 3)
-        if len(buffer) > self._look_at and not self._may_hold():
+        self._scanned = max(0, len(self._buffer) - 3)
+        if len(self._buffer) > self._look_at and not self._may_hold():
             blocks.append(self._take_fragment())
         return blocks
 
@@ -163,10 +165,26 @@ class EventStreamDecoder:
             self._share.close()
         self._look_at = self._first_look
 
-    def _drop_read(self, end: int, last: bytes) -> None:
-        """Drop from the buffer the blocks that were handed out, which end there."""
+    def _block(self, begin: int, end: int) -> bytes | bytearray:
+        """Return the block that stands there: the buffer itself if it is large and all there is."""
         buffer = self._buffer
-        del buffer[:end]
+        if self._in_fragments:
+            self._in_fragments = False
+            return Fragment(memoryview(buffer)[begin:end])
+        if end - begin > self._max_event_bytes:  # however few reads it came in
+            self.overlong_events += 1
+            return Fragment(memoryview(buffer)[begin:end])
+        if end - begin >= LARGE_BYTES and end - begin == len(buffer):
+            return buffer
+        return bytes(memoryview(buffer)[begin:end])
+
+    def _drop_read(self, end: int, last: bytes | bytearray) -> None:
+        """Drop from the buffer the blocks that were handed out, which end there."""
+        if last is self._buffer:
+            self._buffer = bytearray()
+        else:
+            del self._buffer[:end]
+        buffer = self._buffer
         self._after_cr = not buffer and last.endswith(b"\r")
         self._has_cr = b"\r" in buffer
         if self._share is not None and self._share.size:
@@ -186,7 +204,7 @@ class EventStreamDecoder:
         """Tell where the block that begins at ``begin`` ends, or -1."""
         buffer = self._buffer
         if begin < len(buffer) and buffer[begin] in (_LF, _CR) and not self._in_fragments:
-            match = _LINE_END.match(buffer, begin)
+            match = LINE_END.match(buffer, begin)
             return match.end() if match else -1
         scan = max(begin, self._scanned)
         if not self._has_cr:
@@ -221,87 +239,3 @@ def _end_of_lines(buffer: bytearray, scan: int) -> int:
         scan += 1
     found = buffer.find(b"\n\n", scan)
     return found + 2 if found >= 0 else -1
-
-
-class Event(NamedTuple):
-    """One block and where its fields stand in it.
-
-    ``name`` is the span of the last ``event`` field's value, if there is one; ``data`` the
-    spans of the ``data`` fields' values in order; ``has_id`` whether an ``id`` field is there.
-    A block without data dispatches nothing.
-    """
-
-    raw: bytes
-    name: tuple[int, int] | None
-    data: tuple[tuple[int, int], ...]
-    has_id: bool
-
-    @property
-    def name_value(self) -> bytes | None:
-        """The event's name as its field says, or None."""
-        return self.raw[self.name[0] : self.name[1]] if self.name else None
-
-    def payload(self) -> bytes:
-        """Return the data as a client reads it: the values of all lines, joined by LF."""
-        if len(self.data) == 1:
-            begin, end = self.data[0]
-            return self.raw[begin:end]
-        return b"\n".join(self.raw[begin:end] for begin, end in self.data)
-
-    def place(self, offset: int) -> int:
-        """Tell where in the block the byte stands that has this offset in ``payload()``."""
-        for begin, end in self.data:
-            if offset <= end - begin:
-                return begin + offset
-            offset -= end - begin + 1
-        raise IndexError("the offset lies behind the payload")
-
-
-def fields(block: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield each field of a block as (name, begin, end) of its value; comments are left out.
-
-    Section 9.2.6: the first colon separates, one space after it is not part of the value, a
-    line without a colon is a field with an empty value.
-    """
-    has_cr = b"\r" in block
-    begin = 0
-    size = len(block)
-    while begin < size:
-        if has_cr:
-            match = _LINE_END.search(block, begin)
-            end, following = match.span() if match else (size, size)
-        else:
-            end = block.find(b"\n", begin)
-            end = size if end < 0 else end
-            following = end + 1
-        if end > begin and block[begin] != _COLON:
-            colon = block.find(b":", begin, end)
-            if colon < 0:
-                yield block[begin:end], end, end
-            else:
-                value = colon + 1
-                if value < end and block[value] == _SPACE:
-                    value += 1
-                yield block[begin:colon], value, end
-        begin = following
-
-
-def parse_event(block: bytes) -> Event:
-    """Find the fields of one block that matter to a relay."""
-    name: tuple[int, int] | None = None
-    data: list[tuple[int, int]] = []
-    has_id = False
-    for field, begin, end in fields(block):
-        if field == b"data":
-            data.append((begin, end))
-        elif field == b"event":
-            name = (begin, end)
-        elif field == b"id":
-            has_id = True
-    return Event(block, name, tuple(data), has_id)
-
-
-def encode_event(name: bytes, payload: bytes) -> bytes:
-    """Write an event as vLLM does; a payload of several lines becomes several data lines."""
-    lines = payload.replace(b"\n", b"\ndata: ")
-    return b"event: %b\ndata: %b\n\n" % (name, lines)

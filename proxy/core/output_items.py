@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from proxy.core.event_stream import parse_event
+from proxy.core.event import parse_event
 from proxy.core.json_edit import NotAnObjectError, decode_object, member_spans, set_member
 
 __all__ = ["OutputItems"]

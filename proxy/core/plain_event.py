@@ -98,8 +98,7 @@ def lead_of(http_chunk: bytes) -> Leads | None:
     end = http_chunk.find(_DATA, begin) + len(_DATA)
     lead = http_chunk[begin:end]
     if (
-        not size
-        or not lead.startswith(b"event: ")
+        not lead.startswith(b"event: ")
         or len(lead) > _LONGEST_LEAD
         or lead.count(b"\n") != 1
         or _CR in lead

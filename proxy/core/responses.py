@@ -26,7 +26,7 @@ from typing import Final
 
 import msgspec
 
-from proxy.core.event_stream import Event, parse_event
+from proxy.core.event import Event, parse_event
 from proxy.core.json_edit import NotAnObjectError, decode_object, decode_string, member_spans
 
 __all__ = [

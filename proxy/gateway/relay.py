@@ -268,14 +268,14 @@ class Relay:
         self, down: Downstream, response: UpstreamResponse, mode: Mode, *, coding: bytes
     ) -> None:
         relay = StreamRelay(
-            down, response.stream, mode=mode, settings=self._settings, share=self._held.share()
+            down, response.stream, mode=mode, settings=self._settings, held=self._held
         )
         record, corrector = down.record, relay.corrector
         try:
             with self._drain.stream(relay):
                 await relay.run(coding=coding)
         finally:
-            corrector.close()
+            relay.close()
             record.note_stream(corrector, relay.outcome)
             record.mode, record.events = mode, corrector.events
             record.first_event_at = relay.first_event_at

@@ -8,6 +8,7 @@ event, or the loss of upstream.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import httpx
@@ -16,12 +17,14 @@ from proxy.core.content_coding import PIECE_BYTES, InflateError, Inflater
 from proxy.core.corrector import Corrector, Mode
 from proxy.core.outcome import Outcome, outcome_of
 from proxy.gateway.heartbeat import Heartbeat
+from proxy.gateway.large_events import LargeEvents
 from proxy.settings import OnLostUpstream
 from proxy.upstream.client import lost_message
 from proxy.upstream.silence import SilenceLimit
 
 if TYPE_CHECKING:
-    from proxy.core.held_bytes import Share
+    from proxy.core.held_bytes import HeldBytes
+    from proxy.core.progress import Seen
     from proxy.gateway.downstream import Downstream
     from proxy.settings import Settings
     from proxy.upstream.transport import UpstreamStream
@@ -33,10 +36,6 @@ __all__ = ["StreamRelay"]
 END_WAIT_S = 0.2
 DRAIN_S = 1.0
 DRAIN_BYTES = 64 * 1024
-
-
-class _DrainedEnoughError(Exception):
-    """Upstream sends on and on after the terminal event."""
 
 
 class StreamRelay:
@@ -53,6 +52,7 @@ class StreamRelay:
         "_end_timer",
         "_ends_itself",
         "_heartbeat",
+        "_large_events",
         "_loop",
         "_on_lost",
         "_outcome",
@@ -74,7 +74,7 @@ class StreamRelay:
         *,
         mode: Mode,
         settings: Settings,
-        share: Share,
+        held: HeldBytes,
     ) -> None:
         self._down = down
         self._writer = down.writer
@@ -85,11 +85,22 @@ class StreamRelay:
         self._ends_itself = mode is Mode.ON
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
-        self._silence = SilenceLimit(settings.upstream_idle_s, held_back=lambda: down.writer.paused)
+        self._silence = SilenceLimit(settings.upstream_idle_s, held_back=self._is_held_back)
         self._end_timer: asyncio.TimerHandle | None = None
         self._drained = 0
         self.lost: Exception | None = None
-        self.corrector = Corrector(mode, max_event_bytes=settings.max_event_bytes, share=share)
+        self.corrector = Corrector(
+            mode, max_event_bytes=settings.max_event_bytes, share=held.share()
+        )
+        self._large_events = LargeEvents(
+            self.corrector,
+            deliver=self._take_seen,
+            again=self._judge,
+            hold=stream.pause,
+            go_on=self._go_on,
+            give_up=partial(self._silence.end_after, 0),
+            share=held.share(),
+        )
         self._broken_off = False
         self._outcome: Outcome | None = None  # until the end is reached
         self.first_event_at: float | None = None
@@ -117,16 +128,21 @@ class StreamRelay:
                         await self._pull_compressed(coding)
                     else:
                         await self._down.pipe(self._stream, self._take, self._take_http_chunk)
+                    await self._large_events.settled()
         except (TimeoutError, httpx.TransportError, InflateError) as error:
+            await self._large_events.settled()  # it may be the end that is looked at
             if not (self.corrector.ended and self._ends_itself):
                 self.lost = error
             self._broken_off = isinstance(error, httpx.TransportError)
-        except _DrainedEnoughError:
-            pass
         finally:
             if self._end_timer is not None:
                 self._end_timer.cancel()
         self._finish()
+
+    def close(self) -> None:
+        """Hold nothing more of the stream; harmless when repeated."""
+        self._large_events.close()
+        self.corrector.close()
 
     def stop(self, reason: str) -> None:
         """End the stream now, as one that was lost, and tell the client why."""
@@ -138,6 +154,7 @@ class StreamRelay:
         async for chunk in self._stream:
             for piece in inflater.feed(chunk):
                 self._take(piece)
+                await self._large_events.settled()
                 await self._writer.drain()
                 if len(piece) == PIECE_BYTES:
                     await asyncio.sleep(0)  # there is more: the others' turn
@@ -149,16 +166,34 @@ class StreamRelay:
         self._silence.heard_at = now = self._time()
         if self.first_event_at is None:
             self.first_event_at = now
-        corrector = self.corrector
-        if corrector.take_plain(chunk) is not None:
+        if self.corrector.take_plain(chunk) is not None:
             self._write(chunk)
-        elif corrector.terminal is None:
-            self._write(corrector.feed(chunk))
-            # What is only observed has no end of ours.
-            if self._ends_itself and self.corrector.terminal is not None:
-                self._take_end()
+            return
+        if not self._ends_itself:  # observed: the bytes pass as they came
+            self._write(chunk)
+        self._judge(chunk)
+
+    def _judge(self, chunk: bytes) -> None:
+        if self.corrector.terminal is None:
+            self._large_events.take(chunk)
         else:
             self._take_after_end(chunk)
+
+    def _take_seen(self, seen: list[Seen]) -> None:
+        """Take what the corrector made of a chunk, at once or after a long look."""
+        self._silence.heard_at = self._time()
+        self._deliver(seen)
+        # What is only observed has no end of ours.
+        if self._ends_itself and self.corrector.terminal is not None:
+            self._take_end()
+
+    def _deliver(self, seen: list[Seen]) -> None:
+        if not self._ends_itself:
+            return
+        if len(seen) == 1:
+            self._write(seen[0].raw)
+        else:
+            self._write(b"".join([one.raw for one in seen]))
 
     def _take_http_chunk(self, http_chunk: bytes) -> int:
         """Take a read that is one whole HTTP chunk, as most are, or leave it to the parser."""
@@ -168,6 +203,13 @@ class StreamRelay:
             self._silence.heard_at = now = time()
             self._writer.write_http_chunk(http_chunk, size, now)
         return size
+
+    def _is_held_back(self) -> bool:
+        return self._writer.paused or self._large_events.looking
+
+    def _go_on(self) -> None:
+        if not self._writer.paused:
+            self._stream.resume()
 
     def _take_end(self) -> None:
         """Note that the terminal event was written: the client's body ends soon."""
@@ -180,10 +222,10 @@ class StreamRelay:
         """Take what comes behind the terminal event."""
         if self._writer.ended:
             self._drained += len(chunk)
-            if self._drained > DRAIN_BYTES:
-                raise _DrainedEnoughError
+            if self._drained > DRAIN_BYTES:  # upstream sends on and on
+                self._silence.end_after(0)
             return
-        self._write(self.corrector.feed(chunk))
+        self._deliver(self.corrector.feed_blocks(chunk))
         if self._ends_itself and self.corrector.done:
             self._writer.end()
 

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from proxy.core.event_stream import EventStreamDecoder, parse_event
+from proxy.core.event import parse_event
+from proxy.core.event_stream import EventStreamDecoder
 from proxy.core.responses import INCOMPLETE, TERMINAL_NAMES, judge, read_payload
 from proxy.errors import LastwordError
 from proxy.gateway.server import listening, running

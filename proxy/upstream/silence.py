@@ -25,6 +25,7 @@ class SilenceLimit:
     __slots__ = (
         "_held_back",
         "_idle_s",
+        "_left",
         "_limit",
         "_looked_at",
         "_loop",
@@ -38,6 +39,7 @@ class SilenceLimit:
         self._loop = asyncio.get_running_loop()
         self.heard_at = self._loop.time()
         self._looked_at = 0.0
+        self._left = False
         self._limit = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -47,8 +49,10 @@ class SilenceLimit:
         return self._loop.time() - self.heard_at
 
     def end_after(self, seconds: float) -> None:
-        """End the block in so many seconds, heard or not."""
+        """End the block in so many seconds, heard or not; nothing happens once it was left."""
         self._stop()
+        if self._left:
+            return
         self._limit.reschedule(self._loop.time() + seconds)
 
     async def __aenter__(self) -> Self:
@@ -65,6 +69,7 @@ class SilenceLimit:
         trace: TracebackType | None,
     ) -> None:
         """Stop listening."""
+        self._left = True
         self._stop()
         await self._limit.__aexit__(kind, error, trace)
 

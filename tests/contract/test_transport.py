@@ -1832,6 +1832,26 @@ async def test_no_chunks_are_seen_where_there_are_none(
     assert (sink.asked, b"".join(sink.body)) == ([], WHOLE + LETTERS)
 
 
+async def test_chunk_sink_is_asked_for_its_own_body_only(
+    transport: UpstreamTransport, server: RawServer
+) -> None:
+    """The next body on the connection, not read yet, is nobody's to take."""
+    response, peer, _ = await ask(transport, server, CHUNKED)
+    sink = ChunkSink()
+    async with running(stream_of(response).pipe_to(sink.body.append, sink)) as task:
+        await turns(3)
+        peer.send(WHOLE)
+        await until(lambda: sink.chunks == [WHOLE])
+        peer.send(b"0\r\n\r\n")
+        await patient(task)
+    response, _ = await ask_again(transport, peer, CHUNKED)
+    peer.send(LETTERS)
+    await until(lambda: stream_of(response)._unread == 3)
+    peer.send(b"0\r\n\r\n")
+    assert await read(response) == b"abc"
+    assert sink.chunks == [WHOLE]
+
+
 async def test_chunk_sink_that_fails(transport: UpstreamTransport, server: RawServer) -> None:
     """Its exception is raised by pipe_to, as a sink's is, and the connection is closed."""
     response, peer, _ = await ask(transport, server, CHUNKED)

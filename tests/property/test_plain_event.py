@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.corrector import Corrector, Mode
-from proxy.core.event_stream import EventStreamDecoder, parse_event
+from proxy.core.event import parse_event
+from proxy.core.event_stream import EventStreamDecoder
 from proxy.core.plain_event import NO_NUMBER, plain_number
 from proxy.core.responses import judge, read_payload
 from tests.captures import Capture, event_streams
@@ -153,6 +154,7 @@ def test_which_chunks_are_taken_as_they_are(block: bytes, taken: bool) -> None: 
     [
         (b"event: response.output_text.delta\ndata: ", True),
         (b"event: response.reasoning_text.delta\ndata: ", True),
+        (b"event: output_next.delta\ndata: ", True),
         (b"event: \ndata: ", True),
         (b"event: a\rid: 5\ndata: ", False),
         (b"event: a\nid: 5\ndata: ", False),
@@ -165,10 +167,8 @@ def test_which_events_are_learned(lead: bytes, taken: bool) -> None:  # noqa: FB
     """The second of a name and a length is known, also after others; more fields are not."""
     corrector = Corrector()
     corrector.feed(CREATED)
-    other, raw = (
-        DELTA.replace(b"response.", b"") % b"a",
-        lead + b"{%b\n\n" % DELTA.split(b"{")[1][:-2],
-    )
+    other = DELTA.replace(b"response.", b"") % b"a"
+    raw = lead + other.partition(b"data: ")[2]
     assert corrector.take_http_chunk(in_chunk(other)) == 0
     assert corrector.take_http_chunk(in_chunk(other)) == len(other)
     assert corrector.take_http_chunk(in_chunk(raw)) == 0

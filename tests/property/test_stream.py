@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.corrector import Corrector
-from proxy.core.event_stream import EventStreamDecoder, parse_event
+from proxy.core.event import parse_event
+from proxy.core.event_stream import EventStreamDecoder
 from proxy.core.json_edit import NotAnObjectError, member_spans, set_member
 from proxy.core.responses import judge
 

@@ -10,7 +10,7 @@ import pytest
 from openai._models import construct_type  # what openai's own Stream reads events with
 
 from proxy.core.corrector import Corrector, Mode
-from proxy.core.event_stream import parse_event
+from proxy.core.event import parse_event
 from proxy.core.responses import read_payload
 from tests.captures import Capture, corrected, event_streams, load
 from tests.sse import cut, one_by_one

@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from proxy.core.event_stream import (
-    EventStreamDecoder,
-    Fragment,
-    encode_event,
-    fields,
-    parse_event,
-)
+from proxy.core import event_stream
+from proxy.core.event import encode_event, fields, parse_event
+from proxy.core.event_stream import EventStreamDecoder, Fragment
+from proxy.core.held_bytes import HeldBytes
 from tests.sse import cut, interpret, one_by_one
 
 CASES: list[dict[str, Any]] = json.loads(
@@ -137,6 +134,39 @@ def test_overlong_event_passes_in_fragments(size: int, ending: bytes) -> None:
     assert decoder.overlong_events == 1
     judged = [block for block in out if not isinstance(block, Fragment) and block != b"\n"]
     assert judged == [b"data: 1\n\n", b"data: 2\n\n"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_large_blocks_are_cut_the_same(
+    case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handed over in the decoder's own buffer or copied: the same blocks, the same bytes."""
+    data = base64.b64decode(case["bytes"])
+    for chunks in ([data], _as_the_case_says(case, data), one_by_one(data)):
+        monkeypatch.setattr(event_stream, "LARGE_BYTES", len(data) + 1)
+        small = EventStreamDecoder()
+        expected = [(small.cut(chunk), small.plain) for chunk in chunks]
+        monkeypatch.setattr(event_stream, "LARGE_BYTES", 1)
+        large = EventStreamDecoder()
+        assert [(large.cut(chunk), large.plain) for chunk in chunks] == expected
+        assert large.take_rest() == small.take_rest()
+
+
+def test_a_large_block_is_handed_over() -> None:
+    """It comes in the buffer that has gathered it, which is the decoder's no more."""
+    account = HeldBytes(1 << 30)
+    decoder = EventStreamDecoder(share=account.share())
+    large = b"data: %b\r\n\r" % (b"x" * event_stream.LARGE_BYTES)
+    half = b"data: 1\n"
+    assert decoder.cut(large[:-9]) == []
+    assert account.held >= len(large) - 9
+    (block,) = decoder.cut(large[-9:])
+    assert isinstance(block, bytearray)
+    assert account.held == 0
+    assert decoder.cut(b"\n" + half) == [b"\n"]
+    assert block == large
+    assert decoder.cut(b"\n" + large) == [half + b"\n", large]
+    assert type(decoder.feed(b"\n" + large)[1]) is bytes
 
 
 def test_fields() -> None:

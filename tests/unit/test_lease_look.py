@@ -86,6 +86,7 @@ async def test_a_lease_that_is_still_ours(stand: Stand) -> None:
 async def test_a_store_that_is_away(stand: Stand) -> None:
     """No live event waits for it: trying to renew was enough."""
     stand.lease_overdue = False
+    assert not stand.look.take_http_chunk(b"3")  # the look is not over yet
     stand.answer.set_exception(StoreUnavailableError("away"))
     await stand.look.settled()
     assert (b"".join(stand.taken), stand.paused) == (b"12", False)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.background import feed as feed_module
 from proxy.background.feed import Place, State
 from proxy.background.follower import Ending, follow, replay
-from proxy.background.run import Run, RunMode
+from proxy.background.run import GATHER_S, Run, RunMode
 from proxy.store import Block, CopyInfo, CopyKey, Gone, Limits, StoreFullError
 from proxy.store.memory import MemoryStore
 from tests.fake_scripts import event, response_object, vllm_events
@@ -74,7 +74,13 @@ class Client:
 class Bench:
     """A run under test, with what was told of it."""
 
-    def __init__(self, mode: RunMode = RunMode.UPSTREAM, store: MemoryStore | None = None) -> None:
+    def __init__(
+        self,
+        mode: RunMode = RunMode.UPSTREAM,
+        store: MemoryStore | None = None,
+        *,
+        gather_s: float = GATHER_S,
+    ) -> None:
         self.store = store or SlowStore()
         self.dropped: list[str] = []
         self.to_come: list[bytes] = []
@@ -84,6 +90,7 @@ class Bench:
             max_event_bytes=1 << 20,
             on_dropped=lambda _, error: self.dropped.append(str(error)),
             meta=b"{}",
+            gather_s=lambda: gather_s,
         )
         self.run.on_created = lambda response_id: CopyKey("owner", response_id)
         self.followers: list[tuple[int, Client, asyncio.Task[Ending | Place]]] = []
@@ -321,15 +328,38 @@ async def test_deltas_that_do_not_follow(numbers: list[int | None], *, chunks: b
 async def test_deltas_in_chunks_of_their_own() -> None:
     """All but the first of a kind go the short way, to a live client and into the copy alike."""
     bench = Bench()
-    client = bench.join()
+    client, stuck = bench.join(), bench.join()
     created = event("response.created", 0, response=response_object("in_progress"))
     deltas = [event("response.output_text.delta", n, delta="x") for n in range(1, 9)]
     assert bench.take_chunks([created]) == 0
     await turns()
-    assert bench.take_chunks(deltas) == len(deltas) - 1
+    assert bench.take_chunks(deltas[:2]) == 1
+    stuck.open.clear()
+    assert bench.take_chunks(deltas[2:]) == len(deltas) - 2
+    assert stuck.data == b"".join([created, *deltas[:2]])
     await bench.close()
-    assert client.data == b"".join([created, *deltas])
+    assert [client.data, stuck.data] == [b"".join([created, *deltas])] * 2
     assert await bench.stored() == [created, *deltas]
+
+
+async def test_chunks_are_stored_when_they_are_many() -> None:
+    """However long they may gather; and those that a store is too slow for are its copy's end."""
+    bench = Bench(gather_s=3600)
+    bench.run.take(event("response.created", 0, response=response_object("in_progress")))
+    await turns()
+    deltas = [
+        event("response.output_text.delta", n, delta="x" * 1_000) for n in range(10_000, 30_000)
+    ]
+    bench.run._number = 9_999
+    bench.take_chunks(deltas[:40])
+    await turns()
+    assert len(await bench.stored()) > 1
+    bench.slow_store.gate.clear()
+    bench.take_chunks(deltas[40:])
+    bench.slow_store.gate.set()
+    await turns()
+    assert ["too slow" in why for why in bench.dropped] == [True]
+    await bench.close()
 
 
 async def test_chunks_of_a_stream_that_tells_no_name() -> None:
@@ -440,9 +470,11 @@ async def test_run_that_another_replica_has_taken_over(reads: str) -> None:
     """What still comes is nobody's: its followers go on in the other's copy, without a gap."""
     bench = Bench()
     bench.to_come = vllm_events("completed", background=True)
-    begun = bench.to_come[:4]
+    begun = bench.to_come[:6]
     client = bench.join()
     bench.take(4, reads)
+    await turns(5)
+    bench.take(2, reads)
     await turns(5)
 
     bench.run.move()
@@ -452,7 +484,7 @@ async def test_run_that_another_replica_has_taken_over(reads: str) -> None:
 
     place = await bench.followers[0][2]
     assert isinstance(place, Place)
-    assert place.number == 3
+    assert place.number == 5
     assert client.data == b"".join(begun)
     assert bench.dropped == []
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from proxy.core.event_stream import EventStreamDecoder, parse_event
+from proxy.core.event import parse_event
+from proxy.core.event_stream import EventStreamDecoder
 from proxy.core.responses import is_done_marker, judge, may_be_terminal, read_payload
 from proxy.tools.check.report import NotAskedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from proxy.core.event_stream import Event
+    from proxy.core.event import Event
     from proxy.core.responses import Terminal
 
 __all__ = ["Ending", "StreamReader"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from proxy.core.event_stream import parse_event
+from proxy.core.event import parse_event
 from proxy.core.json_edit import NotAnObjectError, decode_object
 from proxy.core.output_items import OutputItems
 from proxy.core.responses import read_payload
