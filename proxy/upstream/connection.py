@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, cast
 
-import httpx
-
+from proxy.upstream.head_limit import HeadLimit
 from proxy.upstream.response_parser import ResponseParser
+from proxy.upstream.sockets import acknowledge_later, lost_error, unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +50,7 @@ class Connection(asyncio.Protocol):
         self._write_paused = False
         self._write_failed = False
         self._request_written = False
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._progress_at = 0.0
-        self._pending_bytes = 0
+        self._head_limit: HeadLimit | None = None
 
     @property
     def usable(self) -> bool:
@@ -79,12 +76,11 @@ class Connection(asyncio.Protocol):
         self._parser = ResponseParser(head_only=outgoing.head_only, max_head_bytes=max_head_bytes)
         self.sink = stream.feed
         self._request_written = False
-        self._pending_bytes = 0
         answer = self._answer = self._loop.create_future()
         if head_timeout_s is not None:
-            self._progress_at = self._loop.time()
-            due = self._progress_at + head_timeout_s
-            self._head_timer = self._loop.call_at(due, self._check_head, head_timeout_s)
+            self._head_limit = HeadLimit(
+                self._loop, head_timeout_s, unsent=self._unsent, fail=self.fail
+            )
         payload = outgoing.payload
         if payload is None:
             self._write(outgoing.head)
@@ -137,6 +133,7 @@ class Connection(asyncio.Protocol):
         # pauses at zero bytes if told zero, and never resumes.
         over_tls = transport.get_extra_info("sslcontext") is not None
         transport.set_write_buffer_limits(high=1 if over_tls else 0, low=0)
+        acknowledge_later(transport)
 
     def data_received(self, data: bytes) -> None:
         """Hand the body bytes of one read to the sink, or a whole chunk as it is: the hot path."""
@@ -176,7 +173,7 @@ class Connection(asyncio.Protocol):
         if exc is None:
             self._on_eof()
         else:
-            self.fail(self._lost_error(exc))
+            self.fail(lost_error(exc, request_sent=self.request_sent))
         self._transport = None
         self._forget(self)
         if not self.lost.done():
@@ -189,7 +186,8 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Note that all bytes were taken by the kernel."""
         self._write_paused = False
-        self._progress_at = self._loop.time()
+        if self._head_limit is not None:
+            self._head_limit.progress()
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
 
@@ -199,7 +197,7 @@ class Connection(asyncio.Protocol):
             return  # the sink has ended the exchange
         answer = self._answer
         if parser.head_complete and answer is not None and not answer.done():
-            self._stop_head_timer()
+            self._stop_head_limit()
             answer.set_result(parser)
         if parser.error is not None:
             self.fail(parser.error)
@@ -225,7 +223,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _detach(self) -> None:
-        self._stop_head_timer()
+        self._stop_head_limit()
         if self._parser is not None:
             self.answered = self._parser.started
             if self._stream is not None:
@@ -267,47 +265,29 @@ class Connection(asyncio.Protocol):
 
     def _on_request_written(self) -> None:
         self._request_written = True
-        self._progress_at = self._loop.time()
+        if self._head_limit is not None:
+            self._head_limit.progress()
 
-    def _check_head(self, limit_s: float) -> None:
-        """Fail when upstream alone was waited for, without progress, for `limit_s`."""
-        now = self._loop.time()
+    def _stop_head_limit(self) -> None:
+        if self._head_limit is not None:
+            self._head_limit.stop()
+            self._head_limit = None
+
+    def _unsent(self) -> tuple[int, bool]:
+        """How many bytes wait to be taken, and whether the caller has more to send."""
         transport = self._transport
-        pending = 0 if transport is None else transport.get_write_buffer_size()
-        waits_for_caller = not self._request_written and not self._write_paused
-        if waits_for_caller or pending != self._pending_bytes:
-            self._pending_bytes, self._progress_at = pending, now
-        due = self._progress_at + limit_s
-        if due > now:
-            self._head_timer = self._loop.call_at(due, self._check_head, limit_s)
-        else:
-            self.fail(httpx.ReadTimeout(f"upstream sent no response head within {limit_s:g} s"))
-
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        size = 0 if transport is None else transport.get_write_buffer_size()
+        return size, not self._request_written and not self._write_paused
 
     def _read_rest(self) -> None:
-        """Read what upstream had answered before it stopped reading the request.
-
-        A server that refuses an upload (413, 401) answers and closes. The failed write makes
-        asyncio give up the socket, although the answer lies in its receive buffer.
-        """
-        transport = self._transport
-        if transport is None or transport.get_extra_info("sslcontext") is not None:
+        """Read what upstream had answered before it stopped reading the request."""
+        parser = self._parser
+        if self._transport is None or parser is None:
             return
-        socket = transport.get_extra_info("socket")
-        with suppress(OSError):
-            while self._parser is not None and (data := os.read(socket.fileno(), 65536)):
-                self.data_received(data)
-
-    def _lost_error(self, exc: Exception) -> httpx.NetworkError:
-        error: httpx.NetworkError = httpx.ReadError(f"upstream's connection was lost: {exc}")
-        if isinstance(exc, BrokenPipeError) or not self.request_sent:
-            error = httpx.WriteError(f"upstream took no more of the request: {exc}")
-        error.__cause__ = exc
-        return error
+        for data in unread(self._transport):
+            self.data_received(data)
+            if self._parser is not parser:
+                return
 
 
 def _nowhere(_: bytes) -> None:

@@ -1866,6 +1866,18 @@ async def test_chunk_sink_that_fails(transport: UpstreamTransport, server: RawSe
     await peer.left()
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="Linux knows it")
+async def test_events_are_not_acknowledged_one_by_one(
+    transport: UpstreamTransport, server: RawServer
+) -> None:
+    """The kernel is told so for each connection."""
+    await ask(transport, server, CHUNKED)
+    (connection,) = transport._connections
+    assert connection._transport is not None
+    upstream = connection._transport.get_extra_info("socket")
+    assert upstream.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 0
+
+
 async def test_pause_stops_reading_and_upstream_feels_it(
     transport: UpstreamTransport, server: RawServer
 ) -> None:
