@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -131,6 +131,35 @@ async def test_a_stop_during_a_look(
     await slow_look.until_begun()
     await asyncio.sleep(0.5)  # longer than upstream may be silent
     assert not answering.done()
+    slow_look.go_on.set()
+    answer = await answering
+    assert (answer.body, answer.ending) == (corrected(b"".join(LARGE_END)), "clean")
+
+
+async def test_a_long_look_is_not_upstreams_silence(
+    fake: FakeVllm, lastword: StartLastword, slow_look: SlowLook
+) -> None:
+    """Upstream is held back meanwhile, and cannot speak."""
+    proxy = await lastword(upstream_idle_s=0.2)
+    fake.script(stream(LARGE_WITHIN))
+    answering = asyncio.create_task(post_stream(proxy.url))
+    await slow_look.until_begun()
+    await asyncio.sleep(0.5)
+    slow_look.go_on.set()
+    answer = await answering
+    assert (answer.body, answer.ending) == (corrected(b"".join(LARGE_WITHIN)), "clean")
+
+
+async def test_a_shutdown_during_a_look(
+    fake: FakeVllm, lastword: StartLastword, slow_look: SlowLook
+) -> None:
+    """A stream that is ended by the proxy's own end still gets the end that has come for it."""
+    proxy: Any = await lastword()
+    fake.script(stream(LARGE_END, ending="hang"))
+    answering = asyncio.create_task(post_stream(proxy.url))
+    await slow_look.until_begun()
+    proxy.gateway.drain.stop_streams("The proxy stops.")
+    await asyncio.sleep(0.05)
     slow_look.go_on.set()
     answer = await answering
     assert (answer.body, answer.ending) == (corrected(b"".join(LARGE_END)), "clean")

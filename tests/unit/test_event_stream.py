@@ -167,6 +167,10 @@ def test_a_large_block_is_handed_over() -> None:
     assert block == large
     assert decoder.cut(b"\n" + large) == [half + b"\n", large]
     assert type(decoder.feed(b"\n" + large)[1]) is bytes
+    assert decoder.cut(b"\n" + half + b"\n") == [b"\n", half + b"\n"]
+    (block,) = decoder.cut(large.replace(b"\r\n\r", b"\n\n"))
+    assert isinstance(block, bytearray)
+    assert decoder.cut(half + b"\n") == [half + b"\n"]
 
 
 def test_fields() -> None:

@@ -28,6 +28,14 @@ async def test_without_a_limit_nothing_ends() -> None:
             await asyncio.Event().wait()
 
 
+async def test_a_block_that_was_left_is_not_ended() -> None:
+    """Whoever sets a limit too late sets none."""
+    async with SilenceLimit(0) as silence:
+        pass
+    silence.end_after(0)
+    await asyncio.sleep(0.01)
+
+
 async def test_time_in_which_upstream_is_not_read_does_not_count() -> None:
     """A client that is full silences upstream; that is not upstream's fault."""
     held = iter([True, True, True])
