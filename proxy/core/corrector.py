@@ -152,11 +152,11 @@ class Corrector(Progress):
         return self._decoder.cut(chunk)
 
     def take_blocks(
-        self, blocks: list[bytes | bytearray], looks: list[Look] | None = None
+        self, blocks: list[bytes | bytearray], looks: list[Look | None] | None = None
     ) -> list[Seen]:
         """Take the blocks that ``cut`` has cut and return what is to be sent.
 
-        ``looks`` are what ``look`` found in them, if the caller has looked already.
+        ``looks`` are what ``look`` found in them, if the caller has looked; fragments need none.
         """
         found: Sequence[Look | None] = looks or [None] * len(blocks)
         seen = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from proxy.core.event_stream import LARGE_BYTES
+from proxy.core.event_stream import LARGE_BYTES, Fragment
 from proxy.core.look import look
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class LargeEvents:
             return
         corrector = self._corrector
         blocks = corrector.cut(chunk)
-        size = sum(map(len, blocks))
+        size = sum(len(block) for block in blocks if not isinstance(block, Fragment))
         if size < LARGE_BYTES:
             self._deliver(corrector.take_blocks(blocks))
             return
@@ -102,5 +102,5 @@ class LargeEvents:
             self._again(waiting)  # it may hold upstream back again
 
 
-def _look_at_all(blocks: list[bytes | bytearray]) -> list[Look]:
-    return [look(block) for block in blocks]
+def _look_at_all(blocks: list[bytes | bytearray]) -> list[Look | None]:
+    return [None if isinstance(block, Fragment) else look(block) for block in blocks]

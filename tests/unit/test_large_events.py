@@ -30,13 +30,13 @@ SMALL = event("response.output_text.done", 2, text="x")
 class Stand:
     """A stream with its corrector, and a thread that looks when it may."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_event_bytes: int = 64 * LARGE_BYTES) -> None:
         self.told: list[str] = []
         self.sent: list[bytes] = []
         self.account = HeldBytes(1 << 30)
         self.may_look = threading.Event()
         self.events = LargeEvents(
-            Corrector(),
+            Corrector(max_event_bytes=max_event_bytes),
             deliver=self.deliver,
             again=self.again,
             hold=lambda: self.told.append("hold"),
@@ -104,6 +104,32 @@ async def test_one_large_event_behind_another(stand: Stand) -> None:
     await stand.settled()
     assert stand.sent == [LARGE, LARGE]
     assert stand.told == ["hold", "hold", "go on", "again", "hold", "go on"]
+
+
+async def test_parts_of_an_event_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They pass as they come, unjudged: nobody looks at them, however large they are."""
+    stand = Stand(max_event_bytes=LARGE_BYTES)
+    looked_at: list[bytes] = []
+
+    def note(block: bytes) -> Look:
+        looked_at.append(block)
+        return look(block)
+
+    monkeypatch.setattr(large_events, "look", note)
+    longer = Stand(max_event_bytes=2 * LARGE_BYTES)
+    longer.events.take(b"data: %b\n\n" % (b"x" * 3 * LARGE_BYTES) + LARGE)
+    await longer.settled()
+    assert b"".join(longer.sent).endswith(b"x\n\n" + LARGE)
+    assert looked_at == [LARGE]
+    looked_at.clear()
+    event_bytes = LARGE + LARGE[:-2] + b"x" * 9
+    stand.events.take(event_bytes[: LARGE_BYTES + 9])
+    stand.events.take(event_bytes[LARGE_BYTES + 9 : 2 * LARGE_BYTES + 99])
+    assert not stand.events.looking
+    stand.events.take(event_bytes[2 * LARGE_BYTES + 99 :] + b"\n\n" + SMALL)
+    await stand.settled()
+    assert b"".join(stand.sent) == event_bytes + b"\n\n" + SMALL
+    assert looked_at == []
 
 
 async def test_a_stream_that_is_given_up(stand: Stand) -> None:
