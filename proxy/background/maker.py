@@ -226,10 +226,8 @@ class Maker:
         watch = asyncio.create_task(self._watch(silence, response))  # noqa: TID251 - ended below
         try:
             async with silence:
-                if look:
-                    await self._pipe(response, look.take, look.take_http_chunk)
-                else:
-                    await self._pipe(response, take, take_chunk)
+                sinks = (look.take, look.take_http_chunk) if look else (take, take_chunk)
+                await self._pipe(response, *sinks)
         except (httpx.TransportError, TimeoutError, httpx.StreamError, InflateError) as error:
             return error
         else:

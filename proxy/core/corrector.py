@@ -156,7 +156,7 @@ class Corrector(Progress):
     ) -> list[Seen]:
         """Take the blocks that ``cut`` has cut and return what is to be sent.
 
-        ``looks`` are what ``look`` found in them, if the caller has looked; fragments need none.
+        ``looks`` are what ``look`` found in them, where the caller has looked already.
         """
         found: Sequence[Look | None] = looks or [None] * len(blocks)
         seen = [

@@ -66,11 +66,10 @@ class LargeEvents:
             return
         corrector = self._corrector
         blocks = corrector.cut(chunk)
-        size = sum(len(block) for block in blocks if not isinstance(block, Fragment))
-        if size < LARGE_BYTES:
+        if not any(_is_large(block) for block in blocks):
             self._deliver(corrector.take_blocks(blocks))
             return
-        self._share.add(size)
+        self._share.add(sum(map(len, blocks)))
         self._hold()
         self._task = asyncio.create_task(self._look(blocks))  # noqa: TID251 - see settled
 
@@ -88,7 +87,7 @@ class LargeEvents:
 
     async def _look(self, blocks: list[bytes | bytearray]) -> None:
         try:
-            looks = await asyncio.to_thread(_look_at_all, blocks)
+            looks = await asyncio.to_thread(_look_at_large, blocks)
             self._deliver(self._corrector.take_blocks(blocks, looks))
         except Exception:
             self._give_up()
@@ -102,5 +101,9 @@ class LargeEvents:
             self._again(waiting)  # it may hold upstream back again
 
 
-def _look_at_all(blocks: list[bytes | bytearray]) -> list[Look | None]:
-    return [None if isinstance(block, Fragment) else look(block) for block in blocks]
+def _is_large(block: bytes | bytearray) -> bool:
+    return len(block) >= LARGE_BYTES and not isinstance(block, Fragment)
+
+
+def _look_at_large(blocks: list[bytes | bytearray]) -> list[Look | None]:
+    return [look(block) if _is_large(block) else None for block in blocks]

@@ -244,8 +244,7 @@ class Relay:
             writer.write(chunk)
 
         def take_http_chunk(http_chunk: bytes) -> int:
-            size = data_size(http_chunk)
-            if size:
+            if size := data_size(http_chunk):
                 silence.heard_at = heard_at = now()
                 writer.write_http_chunk(http_chunk, size, heard_at)
             return size

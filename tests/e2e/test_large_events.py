@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from proxy.core.look import Look
     from tests.conftest import StartLastword
+    from tests.e2e.wire import Answer
     from tests.fake_vllm import FakeVllm
 
 SMALL = vllm_events()
@@ -58,6 +59,16 @@ def slow_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowLook]:
     slow.go_on.set()
 
 
+async def slowly(url: str, slow_look: SlowLook, *, pause_s: float = 0.05) -> Answer:
+    """Ask for a stream, let a look at it take so long, and return the answer."""
+    answering = asyncio.create_task(post_stream(url))
+    await slow_look.until_begun()
+    await asyncio.sleep(pause_s)  # what upstream sends now, and its end, may come
+    assert not answering.done()
+    slow_look.go_on.set()
+    return await answering
+
+
 async def test_other_streams_go_on_meanwhile(
     fake: FakeVllm, lastword: StartLastword, slow_look: SlowLook
 ) -> None:
@@ -79,13 +90,8 @@ async def test_what_comes_behind_a_large_event_stays_behind_it(
     """Events, the end and even a loss of upstream wait for the look."""
     proxy = await lastword()
     fake.script(stream([*LARGE_WITHIN[:-1], LARGE_END[-1]], ending=ending))
-    answering = asyncio.create_task(post_stream(proxy.url))
-    await slow_look.until_begun()
-    exchange = await fake.exchange()
-    await asyncio.sleep(0.05)  # what upstream sends now, and its end, may come
-    slow_look.go_on.set()
-    answer = await answering
-    await exchange.until_finished()
+    answer = await slowly(proxy.url, slow_look)
+    await (await fake.exchange()).until_finished()
     assert answer.body == corrected(b"".join([*LARGE_WITHIN[:-1], LARGE_END[-1]]))
     assert answer.ending == "clean"
 
@@ -96,10 +102,7 @@ async def test_upstream_lost_behind_a_large_event(
     """The failure is told behind the event, with the number that is due."""
     proxy = await lastword()
     fake.script(stream(LARGE_WITHIN[:5], ending="cut"))
-    answering = asyncio.create_task(post_stream(proxy.url))
-    await slow_look.until_begun()
-    slow_look.go_on.set()
-    answer = await answering
+    answer = await slowly(proxy.url, slow_look)
     assert answer.body.startswith(b"".join(LARGE_WITHIN[:5]) + b"event: response.failed\n")
     assert b'"sequence_number":5,"type":"response.failed"}' in answer.body
     assert answer.ending == "cut"
@@ -127,12 +130,7 @@ async def test_a_stop_during_a_look(
     """An end that has come already is the end, however long the look at it takes."""
     proxy = await lastword(upstream_idle_s=0.2)
     fake.script(stream(LARGE_END, ending="hang"))
-    answering = asyncio.create_task(post_stream(proxy.url))
-    await slow_look.until_begun()
-    await asyncio.sleep(0.5)  # longer than upstream may be silent
-    assert not answering.done()
-    slow_look.go_on.set()
-    answer = await answering
+    answer = await slowly(proxy.url, slow_look, pause_s=0.5)  # longer than it may be silent
     assert (answer.body, answer.ending) == (corrected(b"".join(LARGE_END)), "clean")
 
 
@@ -142,11 +140,7 @@ async def test_a_long_look_is_not_upstreams_silence(
     """Upstream is held back meanwhile, and cannot speak."""
     proxy = await lastword(upstream_idle_s=0.2)
     fake.script(stream(LARGE_WITHIN))
-    answering = asyncio.create_task(post_stream(proxy.url))
-    await slow_look.until_begun()
-    await asyncio.sleep(0.5)
-    slow_look.go_on.set()
-    answer = await answering
+    answer = await slowly(proxy.url, slow_look, pause_s=0.5)
     assert (answer.body, answer.ending) == (corrected(b"".join(LARGE_WITHIN)), "clean")
 
 
@@ -192,10 +186,7 @@ async def test_compressed_large_events(
     packer = zlib.compressobj(wbits=31)
     packed = packer.compress(body) + packer.flush()
     fake.script(stream([packed], headers=[*EVENT_STREAM, ("content-encoding", "gzip")]))
-    answering = asyncio.create_task(post_stream(proxy.url))
-    await slow_look.until_begun()
-    slow_look.go_on.set()
-    assert (await answering).body == corrected(body)
+    assert (await slowly(proxy.url, slow_look)).body == corrected(body)
 
 
 async def test_a_look_that_fails(
@@ -213,3 +204,38 @@ async def test_a_look_that_fails(
     assert answer.ending == "cut"
     assert answer.body == b"".join(LARGE_END[:-1])
     assert (await post_stream(proxy.url)).body == corrected(b"".join(SMALL))
+
+
+async def test_a_compressed_stream_is_not_unpacked_ahead_of_a_look(
+    fake: FakeVllm, lastword: StartLastword, slow_look: SlowLook
+) -> None:
+    """A few compressed kilobytes behind a large event may be megabytes: they wait packed."""
+    proxy = await lastword()
+    comment = b": %b\n\n" % (b"x" * 2**15)
+    body = b"".join([*LARGE_WITHIN[:5], comment * 400, *LARGE_WITHIN[5:]])
+    packer = zlib.compressobj(wbits=31)
+    packed = packer.compress(body) + packer.flush()
+    fake.script(stream([packed], headers=[*EVENT_STREAM, ("content-encoding", "gzip")]))
+    answering = asyncio.create_task(post_stream(proxy.url))
+    await slow_look.until_begun()
+    await asyncio.sleep(0.2)
+    assert await total(proxy.admin_url, "lastword_buffered_bytes") < 2 * LARGE_BYTES
+    slow_look.go_on.set()
+    assert (await answering).body == corrected(body)
+
+
+async def test_a_full_client_holds_upstream_back_behind_a_look(
+    fake: FakeVllm, lastword: StartLastword, slow_look: SlowLook
+) -> None:
+    """The end of a look lets upstream go on only if the client takes more."""
+    proxy = await lastword()
+    large, behind = b": %b\n\n" % (b"x" * 2**23), b": %b\n\n" % (b"x" * 2**15)
+    fake.script(stream([SMALL[0], large, *[behind] * 700, *SMALL[1:]]))
+    async with connect(proxy.url, receive_buffer=2**14) as wire:
+        await wire.post()
+        await wire.head()
+        await slow_look.until_begun()
+        slow_look.go_on.set()
+        asked = await fake.exchange()
+        assert await asked.until_stalled() < len(large) + 350 * len(behind)
+        assert not asked.finished.is_set()

@@ -75,10 +75,11 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
     stand.may_look.set()
 
 
-async def test_small_events_do_not_wait(stand: Stand) -> None:
-    """There is nothing to be held back for."""
-    stand.events.take(SMALL)
-    assert (stand.sent, stand.told) == ([SMALL], [])
+@pytest.mark.parametrize("count", [1, 2 * LARGE_BYTES // len(SMALL)])
+async def test_small_events_do_not_wait(stand: Stand, count: int) -> None:
+    """There is nothing to be held back for, however many come at once."""
+    stand.events.take(SMALL * count)
+    assert (stand.sent, stand.told) == ([SMALL] * count, [])
     await stand.events.settled()
 
 
